@@ -1,0 +1,95 @@
+"""Compiled loops that count, for each target, the scores above it and level with it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+_Block = NDArray[np.floating]
+_Ids = NDArray[np.int64]
+
+_STRIP = 4096
+
+
+@njit(cache=True, parallel=True)
+def gather_targets(block: _Block, ids: _Ids, first: int, offsets: _Ids, values: _Ids, out: _Block) -> None:
+    """Write the score of each target that lies in the block to `out`, (targets,)."""
+    width = block.shape[1]
+    for row in prange(block.shape[0]):
+        query = ids[row]
+        for at in range(offsets[query], offsets[query + 1]):
+            column = values[at] - first
+            if 0 <= column < width:
+                out[at] = block[row, column]
+
+
+@njit(cache=True, parallel=True)
+def count_targets(
+    block: _Block,
+    ids: _Ids,
+    first: int,
+    offsets: _Ids,
+    values: _Ids,
+    seen_offsets: _Ids,
+    seen_values: _Ids,
+    scores: _Block,
+    above: _Ids,
+    tied: _Ids,
+) -> int:
+    """Add the counts of one block to `above` and `tied`; return the number of NaN scores.
+
+    Seen items are counted with the rest and then taken off again, so that the scores stay untouched and a
+    score of -inf keeps its meaning. A strip of scores is short enough to stay in the first cache while all
+    targets of the row pass over it.
+    """
+    width = block.shape[1]
+    unordered = 0
+    for row in prange(block.shape[0]):
+        query = ids[row]
+        low, high = offsets[query], offsets[query + 1]
+        nans = 0
+        for start in range(0, width, _STRIP):
+            strip = block[row, start : min(start + _STRIP, width)]
+            bad = np.int32(0)
+            for score in strip:
+                bad += np.int32(score != score)
+            nans += bad
+            for at in range(low, high):
+                mine = scores[at]
+                higher, level = np.int32(0), np.int32(0)
+                for score in strip:
+                    higher += np.int32(score > mine)
+                    level += np.int32(score == mine)
+                above[at] += higher
+                tied[at] += level
+        for seen_at in range(seen_offsets[query], seen_offsets[query + 1]):
+            column = seen_values[seen_at] - first
+            if 0 <= column < width:
+                score = block[row, column]
+                for at in range(low, high):
+                    above[at] -= score > scores[at]
+                    tied[at] -= score == scores[at]
+        unordered += nans
+    return unordered
+
+
+@njit(cache=True)
+def withdraw_seen(
+    offsets: _Ids,
+    values: _Ids,
+    seen_offsets: _Ids,
+    seen_values: _Ids,
+    candidates: _Ids,
+    above: _Ids,
+    tied: _Ids,
+) -> None:
+    """Put the targets that were seen behind all candidates, tied with none; both sides must rise."""
+    for query in range(len(offsets) - 1):
+        seen_at, seen_end = seen_offsets[query], seen_offsets[query + 1]
+        for at in range(offsets[query], offsets[query + 1]):
+            while seen_at < seen_end and seen_values[seen_at] < values[at]:
+                seen_at += 1
+            if seen_at < seen_end and seen_values[seen_at] == values[at]:
+                above[at] = candidates[query]
+                tied[at] = 0

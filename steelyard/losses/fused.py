@@ -1,0 +1,178 @@
+"""Sampled and full softmax in chunks that stay in cache: the logits are never held whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Pairs = tuple[Tensor, Tensor]
+
+
+def fused_sampled_softmax(
+    positive: Tensor,
+    queries: Tensor,
+    candidates: Tensor,
+    log_expected: Tensor | None = None,
+    *,
+    scale: float | Tensor = 1.0,
+    hits: Pairs | None = None,
+    weight: Tensor | None = None,
+    chunk_bytes: int = 1 << 23,
+) -> Tensor:
+    """Mean sampled softmax loss over candidates that all queries share, in bounded memory.
+
+        s_bk = scale * <queries_b, candidates_k>
+        L = mean_b [ -s_bp + log( exp(s_bp) + sum_k exp(s_bk - log_expected_k) ) ]
+
+    Equals `sampled_softmax(positive, scale * queries @ candidates.T, log_expected, mask)`. The
+    gradient is known in closed form once a query's normaliser is: `dL/ds_bk` is the candidate's
+    self-normalised weight. So each block of queries meets all candidates once, in a buffer of
+    `chunk_bytes` that is written, exponentiated and multiplied back while it is in cache; three
+    matrix products and no logits kept. With `log_expected=None` and the catalogue as candidates
+    (the positive masked by `hits`) it is the exact full softmax: `fused_softmax`.
+
+    Args:
+        positive: float, (B,): score of each query's positive, on the scale of the loss.
+        queries: float, (B, d).
+        candidates: float, (K, d).
+        log_expected: float, (K,), or None where each candidate stands for itself alone.
+        scale: inverse temperature; a scalar tensor receives its gradient.
+        hits: (rows, columns), int64, rows ascending: the (query, candidate) pairs to leave out.
+        weight: float, (B,): weight of each query in the mean; default ones.
+        chunk_bytes: size of the buffer of logits; it grows to hold at least 32 queries, since a
+            product of fewer rows runs at the speed of memory.
+
+    Returns:
+        Scalar loss, `sum_b weight_b L_b / sum_b weight_b`.
+
+    Raises:
+        ValueError: shapes do not fit, no queries, or weights that do not sum to a positive number.
+
+    Reference:
+        Gradients made in the forward pass and logits in blocks: Hsu et al. (2024), Liger Kernel,
+        arXiv 2410.10989; Wijmans et al. (2024), Cut your losses, arXiv 2411.09009.
+    """
+    _check_shapes(positive, queries, candidates, log_expected, weight)
+    if weight is None:
+        share = torch.full_like(positive, 1 / len(positive)).detach()
+    else:
+        total = weight.sum()
+        if not bool(total > 0):
+            raise ValueError(f"The weights of the queries must sum to a positive number, got {float(total)}.")
+        share = (weight / total).to(positive.dtype)
+    scale_tensor = torch.as_tensor(scale, dtype=queries.dtype)
+    loss: Tensor = _Fused.apply(  # type: ignore[no-untyped-call]
+        positive, queries, candidates, scale_tensor, log_expected, hits, share, chunk_bytes
+    )
+    return loss
+
+
+def fused_softmax(
+    queries: Tensor, items: Tensor, targets: Tensor, *, scale: float | Tensor = 1.0, chunk_bytes: int = 1 << 23
+) -> Tensor:
+    """Mean full softmax cross-entropy over a whole catalogue, in bounded memory.
+
+        L = mean_b [ -s_bt + log sum_j exp(s_bj) ],   s_bj = scale * <queries_b, items_j>
+
+    Args:
+        queries: float, (B, d).
+        items: float, (I, d).
+        targets: int64, (B,): the row of `items` that each query wants.
+        scale: inverse temperature; a scalar tensor receives its gradient.
+        chunk_bytes: size of the buffer of logits.
+
+    Returns:
+        Scalar loss.
+
+    Raises:
+        ValueError: shapes do not fit, or a target outside the catalogue.
+    """
+    if targets.shape != queries.shape[:1]:
+        raise ValueError(f"targets must be ({len(queries)},), got {tuple(targets.shape)}.")
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < len(items):
+        raise ValueError(f"targets must lie in [0, {len(items)}), got {int(targets.min())} to {int(targets.max())}.")
+    positive = (queries * items[targets]).sum(-1) * scale
+    hits = (torch.arange(len(targets)), targets)
+    return fused_sampled_softmax(positive, queries, items, scale=scale, hits=hits, chunk_bytes=chunk_bytes)
+
+
+def _check_shapes(
+    positive: Tensor, queries: Tensor, candidates: Tensor, log_expected: Tensor | None, weight: Tensor | None
+) -> None:
+    if queries.ndim != 2 or candidates.ndim != 2 or queries.shape[1] != candidates.shape[1]:
+        raise ValueError(
+            f"queries (B, d) and candidates (K, d) must share d, got {tuple(queries.shape)} and "
+            f"{tuple(candidates.shape)}."
+        )
+    if len(queries) == 0:
+        raise ValueError("There is no query to take a mean over.")
+    for name, tensor, size in (
+        ("positive", positive, len(queries)),
+        ("log_expected", log_expected, len(candidates)),
+        ("weight", weight, len(queries)),
+    ):
+        if tensor is not None and tensor.shape != (size,):
+            raise ValueError(f"{name} must be ({size},), got {tuple(tensor.shape)}.")
+    if not positive.dtype == queries.dtype == candidates.dtype:
+        raise ValueError(
+            f"positive, queries and candidates must share a dtype, got {positive.dtype}, {queries.dtype}, "
+            f"{candidates.dtype}."
+        )
+
+
+class _Fused(torch.autograd.Function):
+    """Forward pass that leaves the gradients behind; backward only scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        positive: Tensor,
+        queries: Tensor,
+        candidates: Tensor,
+        scale: Tensor,
+        log_expected: Tensor | None,
+        hits: Pairs | None,
+        share: Tensor,
+        chunk_bytes: int,
+    ) -> Tensor:
+        (n, d), k = queries.shape, len(candidates)
+        wanted = any(ctx.needs_input_grad[:4])
+        # exp2 runs at twice the speed of exp, so logits are kept in units of log 2.
+        unit = 1 / math.log(2)
+        scaled, score = queries * (scale * unit), positive * unit
+        bias = None if log_expected is None else log_expected.to(queries.dtype) * unit
+        rows = min(n, max(32, chunk_bytes // (max(k, 1) * queries.element_size())))
+        buffer = queries.new_empty(rows, k)
+        loss, rest = torch.empty_like(positive), torch.empty_like(positive)
+        d_queries, d_candidates = torch.empty_like(queries), torch.zeros_like(candidates)
+        for start in range(0, n, rows):
+            block = slice(start, min(start + rows, n))
+            logits = torch.mm(scaled[block], candidates.T, out=buffer[: block.stop - start])
+            if bias is not None:
+                logits.sub_(bias)
+            if hits is not None:
+                first, last = torch.searchsorted(hits[0], torch.tensor([start, block.stop])).tolist()
+                logits[hits[0][first:last] - start, hits[1][first:last]] = -math.inf
+            top = torch.maximum(logits.amax(1), score[block]) if k else score[block]
+            total = logits.sub_(top.unsqueeze(1)).exp2_().sum(1)
+            everything = total + torch.exp2(score[block] - top)
+            loss[block] = top - score[block] + torch.log2(everything)
+            rest[block] = total / everything
+            if wanted:
+                factor = (share[block] / everything).unsqueeze(1)
+                torch.mm(logits, candidates, out=d_queries[block]).mul_(factor)
+                d_candidates.addmm_(logits.T, queries[block] * factor)
+        if wanted:
+            d_scale = (queries * d_queries).sum()
+            ctx.save_for_backward(-rest * share, d_queries.mul_(scale), d_candidates.mul_(scale), d_scale)
+        return (loss * share).sum() / unit
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator, misc, unused-ignore]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = [grad * g if need else None for g, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)]
+        return (*gradients, None, None, None, None)

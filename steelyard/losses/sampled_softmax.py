@@ -1,0 +1,81 @@
+"""Softmax cross-entropy over a catalogue, estimated from a few weighed candidates."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def sampled_softmax(
+    positive: Tensor,
+    negative: Tensor,
+    log_expected: Tensor,
+    mask: Tensor | None = None,
+    *,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Cross-entropy of the positive against everything, from negatives weighed by what they stand for.
+
+        L = -s_p + log( exp(s_p) + sum_n exp(s_n - log_expected_n) )
+
+    The sum over negatives is the Horvitz-Thompson estimate of the sum over the whole catalogue but
+    the positive, so the loss is a consistent estimate of the full softmax loss, and its gradient of
+    the full gradient. The positive has a term of its own and stays uncorrected: correcting it too,
+    or leaving out the number of draws (`log q` in place of `log(K q)`), biases the gradient as soon
+    as the positive's probability is no longer small. Draws that hit the positive are masked, and
+    still count in K.
+
+    Args:
+        positive: float, (...): score of the positive.
+        negative: float, (..., K): scores of the drawn candidates.
+        log_expected: float, broadcastable to `negative`: log of the expected count of each draw.
+        mask: bool, broadcastable to `negative`: True leaves a draw out (it is the positive, or known
+            to be relevant).
+        reduction: "mean" over queries, "sum", or "none".
+
+    Returns:
+        The loss: a scalar, or (...) for "none". A query all of whose draws are masked has loss 0.
+
+    Raises:
+        ValueError: shapes do not fit, or an unknown reduction.
+
+    Reference:
+        Bengio & Senecal (2008), Adaptive importance sampling to accelerate training of a neural
+        probabilistic language model, IEEE TNN 19(4); the positive's own term after Khrylchenko et al.
+        (2025), Correcting the LogQ correction, arXiv 2507.09331, whose gradient this form shares
+        (drawn from Q conditioned on not being the positive there, masked here).
+    """
+    if negative.shape[:-1] != positive.shape:
+        raise ValueError(
+            f"negative must be (..., K) over positive's shape {tuple(positive.shape)}, got {tuple(negative.shape)}."
+        )
+    logits = negative - log_expected
+    if logits.shape != negative.shape:
+        raise ValueError(
+            f"log_expected of shape {tuple(log_expected.shape)} does not broadcast to negatives of shape "
+            f"{tuple(negative.shape)}."
+        )
+    if mask is not None:
+        logits = logits.masked_fill(mask, -math.inf)
+    everything = torch.cat([positive.unsqueeze(-1), logits], -1)
+    return reduce(torch.logsumexp(everything, -1) - positive, reduction)
+
+
+def reduce(loss: Tensor, reduction: Reduction) -> Tensor:
+    """Mean, sum or no reduction of a loss per query.
+
+    Raises:
+        ValueError: an unknown reduction.
+    """
+    if reduction == "mean":
+        return loss.mean()
+    if reduction == "sum":
+        return loss.sum()
+    if reduction == "none":
+        return loss
+    raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}.')

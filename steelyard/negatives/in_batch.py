@@ -1,0 +1,57 @@
+"""The positives of the other queries in the batch as candidates: free, and popular."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from steelyard.draws import Draws
+from steelyard.negatives.context import Context
+
+
+class InBatch:
+    """Take the positives of the batch as candidates for all its queries.
+
+        expected(j) = (n / B) (B - 1) counts_j / (N - 1)          N = sum_k counts_k
+
+    For a batch of B interactions out of N, drawn uniformly without replacement (a shuffled epoch): given
+    a query and its positive p, the other B - 1 interactions are uniform among the N - 1 that are left, and
+    hold item j != p that often. A query's own positive is an accidental hit, which `Context.hits` masks.
+    Nothing is random here beyond the batch itself, unless fewer than B candidates are asked for: then
+    they are a uniform subset.
+
+    Args:
+        counts: (I,), non-negative: how many interactions each item has in the data that batches come from.
+
+    Raises:
+        ValueError: fewer than two interactions, negative or non-finite counts.
+    """
+
+    def __init__(self, counts: Tensor) -> None:
+        weights = counts.to(torch.float64)
+        if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
+            raise ValueError("counts must be finite and not negative.")
+        total = float(weights.sum())
+        if total < 2:
+            raise ValueError(f"In-batch candidates need at least two interactions, the counts sum to {total:g}.")
+        self._log_rate = (weights / (total - 1)).log().to(torch.float32)
+
+    def sample(self, context: Context, n: int, *, generator: torch.Generator | None = None) -> Draws:
+        """Take `n` of the batch's positives (all of them where `n` is the batch size or more), ids (min(n, B),).
+
+        Raises:
+            ValueError: a negative `n`; a batch of one query, which has no others.
+        """
+        size = len(context)
+        if n < 0:
+            raise ValueError(f"The number of draws must not be negative, got {n}.")
+        if size < 2:
+            raise ValueError("In-batch candidates need a batch of at least two queries.")
+        ids = context.positives
+        if n < size:
+            ids = ids[torch.randperm(size, generator=generator)[:n]]
+        share = (size - 1) * min(n, size) / size
+        log_expected = self._log_rate + (math.log(share) if share else -math.inf)
+        return Draws(ids, log_expected[ids], lambda asked: log_expected[asked])
