@@ -49,6 +49,9 @@ class Draws:
             raise TypeError(f"Draws.log_expected must be floating point, got {self.log_expected.dtype}.")
         if self.ids.ndim == 0:
             raise ValueError("Draws.ids needs a dimension of draws, got a single number.")
+        # A sum is NaN or +inf as soon as one term is, and costs one pass without a mask in memory.
+        if self.log_expected.numel() and not bool(self.log_expected.exp().sum().isfinite()):
+            raise ValueError("log_expected has NaN or +inf: an expected count is a finite number.")
         try:
             object.__setattr__(self, "log_expected", self.log_expected.expand(self.ids.shape))
         except RuntimeError:
@@ -56,9 +59,6 @@ class Draws:
                 f"log_expected of shape {tuple(self.log_expected.shape)} does not broadcast to ids of shape "
                 f"{tuple(self.ids.shape)}."
             ) from None
-        # A sum is NaN or +inf as soon as one term is, and costs one pass without a mask in memory.
-        if self.log_expected.numel() and not bool(self.log_expected.exp().sum().isfinite()):
-            raise ValueError("log_expected has NaN or +inf: an expected count is a finite number.")
 
     def log_expected_of(self, ids: Tensor) -> Tensor:
         """Log expected count of any candidate, drawn or not, under the design as realised.

@@ -133,12 +133,12 @@ class RowAdam(Optimizer):
                 rows, grad = merge_rows(p.grad)
                 state = self.state[p]
                 if not state:
-                    state["steps"] = torch.zeros(len(p), dtype=torch.int32)
+                    state["step"] = torch.zeros(len(p), dtype=torch.int32)
                     state["first"], state["second"] = torch.zeros_like(p), p.new_zeros(len(p))
-                steps = state["steps"].index_select(0, rows) + 1
+                steps = state["step"].index_select(0, rows) + 1
                 first = state["first"].index_select(0, rows).lerp_(grad, 1 - beta1)
                 second = state["second"].index_select(0, rows).lerp_(_mean_square(grad), 1 - beta2)
-                for name, value in (("steps", steps), ("first", first), ("second", second)):
+                for name, value in (("step", steps), ("first", first), ("second", second)):
                     state[name].index_copy_(0, rows, value)
                 t = steps.to(p.dtype)
                 root = (second / (1 - beta2**t)).sqrt_() + group["eps"]

@@ -36,8 +36,11 @@ def normalize(log_w: Tensor, dim: int = -1) -> Tensor:
         TypeError: `log_w` is not floating point.
         ValueError: no draws, NaN or +inf.
     """
-    total = _checked(log_w, dim).logsumexp(dim, keepdim=True)
-    return log_w - total.where(total > -math.inf, 0.0)
+    top = _checked(log_w, dim).amax(dim, keepdim=True)
+    # Shifted first: in float32 the log of n vanishes beside log-weights of size 1e8.
+    shifted = log_w - top.where(top > -math.inf, 0.0)
+    total = shifted.logsumexp(dim, keepdim=True)
+    return shifted - total.where(total > -math.inf, 0.0)
 
 
 def log_mean_exp(log_w: Tensor, dim: int = -1) -> Tensor:

@@ -1,0 +1,20 @@
+"""Exact ranking metrics over the whole catalogue, with intervals."""
+
+from steelyard.evaluation.ranking import (
+    PopularitySlice,
+    RankingMetrics,
+    ranking_metrics,
+    recall_by_popularity,
+)
+from steelyard.evaluation.ranks import Ranks, count_ranks, ranks_from_lists, ranks_from_scores
+
+__all__ = [
+    "PopularitySlice",
+    "RankingMetrics",
+    "Ranks",
+    "count_ranks",
+    "ranking_metrics",
+    "ranks_from_lists",
+    "ranks_from_scores",
+    "recall_by_popularity",
+]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -12,9 +15,9 @@ from torch import Tensor
 from steelyard.evaluation import counting
 from steelyard.ragged import Ragged
 
-_TILE_ROWS = 128
+_TILE_ROWS = 64
 _TILE_ITEMS = 4096
-_ROWS_AT_ONCE = 4096
+_ROWS_AT_ONCE = 256
 
 _Block = NDArray[np.floating]
 _Ids = NDArray[np.int64]
@@ -89,15 +92,22 @@ def count_ranks(
     dtype = torch.promote_types(torch.promote_types(queries.dtype, items.dtype), torch.float32)
     tally = _Tally(len(queries), len(items), targets, seen, dtype)
     active = torch.nonzero(targets.counts)[:, 0]
-    rows, width = _block_shape(len(active), len(items), memory_bytes // dtype.itemsize)
-    block = torch.empty(rows, width, dtype=dtype)
+    threads = torch.get_num_threads()
+    rows, width = _block_shape(len(active), len(items), memory_bytes // (threads * dtype.itemsize))
     passes = (tally.gather_and_count,) if width >= len(items) else (tally.gather, tally.count)
-    for ids in active.split(rows):
+    buffers: SimpleQueue[Tensor] = SimpleQueue()
+    for _ in range(threads):
+        buffers.put(torch.empty(rows, width, dtype=dtype))
+
+    def work(ids: Tensor) -> None:
+        block = buffers.get()
         for step in passes:
             for first in range(0, len(items), width):
                 _score(queries, items, ids, first, block)
-                stop = min(width, len(items) - first)
-                step(block[: len(ids), :stop].numpy(), ids.numpy(), first)
+                step(block.numpy(), ids.numpy(), first)
+        buffers.put(block)
+
+    _run(work, active.split(rows), threads)
     return tally.finish()
 
 
@@ -121,9 +131,12 @@ def ranks_from_scores(scores: Tensor, targets: Ragged, seen: Ragged | None = Non
         raise ValueError(f"Scores must be a matrix (queries, items), got {tuple(scores.shape)}.")
     dtype = torch.promote_types(scores.dtype, torch.float32)
     tally = _Tally(scores.shape[0], scores.shape[1], targets, seen, dtype)
-    for first in range(0, len(scores), _ROWS_AT_ONCE):
-        block = scores[first : first + _ROWS_AT_ONCE].to(dtype).contiguous().numpy()
-        tally.gather_and_count(block, np.arange(first, first + len(block)), 0)
+
+    def work(ids: Tensor) -> None:
+        block = scores[int(ids[0]) : int(ids[-1]) + 1].to(dtype).contiguous()
+        tally.gather_and_count(block.numpy(), ids.numpy(), 0)
+
+    _run(work, torch.arange(len(scores)).split(_ROWS_AT_ONCE), torch.get_num_threads())
     return tally.finish()
 
 
@@ -175,7 +188,11 @@ def _first_places(lists: Tensor) -> Tensor:
 
 
 class _Tally:
-    """Counts that grow block by block; blocks are (rows, items from `first` on)."""
+    """Counts that grow block by block.
+
+    A block is C-contiguous, (at least len(ids), width): the scores of the queries `ids` for the items from
+    `first` on. Columns past the last item are padding.
+    """
 
     def __init__(
         self, n_queries: int, n_items: int, targets: Ragged, seen: Ragged | None, dtype: torch.dtype
@@ -186,18 +203,20 @@ class _Tally:
         _check_rows(seen, "seen", n_queries, n_items)
         self._targets: _Rows = (targets.offsets.numpy(), targets.values.numpy())
         self._seen: _Rows = (seen.offsets.numpy(), seen.values.numpy())
+        self._n_items = n_items
         self._candidates = n_items - seen.counts
         self._scores = torch.empty(len(targets.values), dtype=dtype).numpy()
         self._above = np.zeros(len(targets.values), dtype=np.int64)
         self._tied = np.zeros(len(targets.values), dtype=np.int64)
 
     def gather(self, block: _Block, ids: _Ids, first: int) -> None:
-        counting.gather_targets(block, ids, first, *self._targets, self._scores)
+        width = min(block.shape[1], self._n_items - first)
+        counting.gather_targets(block, width, ids, first, *self._targets, self._scores)
 
     def count(self, block: _Block, ids: _Ids, first: int) -> None:
-        unordered = counting.count_targets(
-            block, ids, first, *self._targets, *self._seen, self._scores, self._above, self._tied
-        )
+        width = min(block.shape[1], self._n_items - first)
+        counts = (self._scores, self._above, self._tied)
+        unordered = counting.count_targets(block, width, ids, first, *self._targets, *self._seen, *counts)
         if unordered:
             raise ValueError(
                 f"{unordered} scores are NaN (first items from {first}, queries {ids[0]} to {ids[-1]}): NaN has "
@@ -212,6 +231,20 @@ class _Tally:
         candidates = self._candidates.numpy()
         counting.withdraw_seen(*self._targets, *self._seen, candidates, self._above, self._tied)
         return Ranks(torch.from_numpy(self._above), torch.from_numpy(self._tied), self._candidates)
+
+
+def _run(work: Callable[[Tensor], None], blocks: Sequence[Tensor], threads: int) -> None:
+    """Work on blocks of queries in parallel, one thread a block.
+
+    A thread a block, instead of all threads on each product, needs no barriers and makes the rounding of the
+    scores independent of the number of threads.
+    """
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(work, (block for block in blocks if len(block))):
+                pass
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _floating(values: Tensor, name: str) -> Tensor:

@@ -8,17 +8,19 @@ from torch import Tensor
 
 from steelyard.draws import Proposal
 from steelyard.negatives.context import Context
+from steelyard.negatives.everything import Everything
 from steelyard.negatives.in_batch import InBatch
 from steelyard.negatives.mixture import Mixture
 from steelyard.negatives.popularity import Popularity
 from steelyard.negatives.uniform import Uniform
 
-__all__ = ["PROPOSALS", "Context", "InBatch", "Mixture", "Popularity", "Uniform", "proposal"]
+__all__ = ["PROPOSALS", "Context", "Everything", "InBatch", "Mixture", "Popularity", "Uniform", "proposal"]
 
 PROPOSALS: dict[str, Callable[[Tensor, float | None], Proposal]] = {
     "uniform": lambda counts, _: Uniform(len(counts)),
     "popularity": lambda counts, alpha: Popularity(counts, 1.0 if alpha is None else alpha),
     "in-batch": lambda counts, _: InBatch(counts),
+    "everything": lambda counts, _: Everything(len(counts)),
 }
 
 

@@ -54,7 +54,7 @@ class Context:
         if ids.ndim != 2 or len(ids) != len(self):
             raise ValueError(f"ids must be (n,) or ({len(self)}, n), got {tuple(ids.shape)}.")
         found = ids == self.positives.unsqueeze(1)
-        if self.known is not None and len(self.known.values):
+        if self.known is not None and len(self.known.values) and ids.numel():
             width = int(torch.maximum(self.known.values.max(), ids.max())) + 1
             keys = self.known.row_index() * width + self.known.values
             asked = torch.arange(len(self)).unsqueeze(1) * width + ids

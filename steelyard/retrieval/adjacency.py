@@ -42,7 +42,8 @@ class NumberLines:
     @property
     def firsts(self) -> Ints:
         """The first number of each line."""
-        return self.numbers[np.cumsum(self.lengths) - self.lengths]
+        firsts: Ints = self.numbers[np.cumsum(self.lengths) - self.lengths]
+        return firsts
 
 
 class NotANumber(ValueError):
@@ -97,12 +98,12 @@ def _complaint(path: Path, block: bytes, position: int, lines_before: int) -> st
     words = block[start : start + 60].split()
     token = words[0].decode(errors="replace") if words else ""
     return (
-        f"{path}, line {line}: {token!r} is not a whole number of 64 bits. Lines of `user item item ...` hold "
-        "integers between blanks; give other ids as rows of a CSV, TSV, Parquet or JSONL file."
+        f"{path}, line {line}: {token!r} is not a whole number of 64 bits. Lines of `user item item ...` "
+        "hold integers between blanks; give other ids as rows of a CSV, TSV, Parquet or JSONL file."
     )
 
 
-@njit(cache=True)  # type: ignore[misc]
+@njit(cache=True)
 def _parse(data: NDArray[np.uint8], numbers: Ints, lengths: Ints) -> tuple[int, int, int]:
     """Numbers found, lines seen, and the position of the first byte that does not belong, or -1."""
     n_numbers = n_lines = on_line = 0
@@ -116,7 +117,7 @@ def _parse(data: NDArray[np.uint8], numbers: Ints, lengths: Ints) -> tuple[int, 
                 return n_numbers, n_lines, position
             value = value * 10 + (np.int64(byte) - _ZERO)
             digits += 1
-        elif byte == _SPACE or byte == _NEWLINE or byte == _TAB or byte == _RETURN:
+        elif byte in (_SPACE, _NEWLINE, _TAB, _RETURN):
             if digits:
                 numbers[n_numbers] = sign * value
                 n_numbers += 1

@@ -10,19 +10,16 @@ ROLES = {"ids": ("user", "item", "weight", "time"), "text": ("query", "document"
 NEEDED = {"ids": ("user", "item"), "text": ("query", "document")}
 
 _NAMES = {
-    "user": (
-        "user user_id userid uid user_idx user_procid reviewer_id reviewerid customer customer_id customerid "
-        "visitor visitor_id visitorid session session_id sessionid"
-    ).split(),
-    "item": (
-        "item item_id itemid iid item_idx item_procid product product_id productid asin parent_asin movie movie_id "
-        "movieid book_id isbn business_id track_id song_id article article_id news_id aid"
-    ).split(),
-    "weight": "weight rating score stars plays play_count playcount count".split(),
-    "time": "timestamp time ts unix_time unixreviewtime event_time created_at datetime date".split(),
-    "query": "query question anchor query_text".split(),
-    "document": "document doc positive passage answer text document_text".split(),
+    "user": """user user_id userid uid user_idx user_procid reviewer_id reviewerid customer customer_id
+        customerid visitor visitor_id visitorid session session_id sessionid""",
+    "item": """item item_id itemid iid item_idx item_procid product product_id productid asin parent_asin
+        movie movie_id movieid book_id isbn business_id track_id song_id article article_id news_id aid""",
+    "weight": "weight rating score stars plays play_count playcount count",
+    "time": "timestamp time ts unix_time unixreviewtime event_time created_at datetime date",
+    "query": "query question anchor query_text",
+    "document": "document doc positive passage answer text document_text",
 }
+_SHOWN = 20
 _TYPED = re.compile(r":(token|float|token_seq|float_seq)$")
 _PLACE = re.compile(r"column_[1-9][0-9]*$")
 
@@ -37,7 +34,7 @@ def assign_roles(
     Args:
         names: the columns there are.
         kind: "ids" or "text".
-        columns: role -> column, as far as the person named them.
+        columns: role -> column, as far as the person named them; "" leaves a role out.
         where: the file, for the messages.
         preferred: role -> column to take before the usual names, if it is there.
 
@@ -51,6 +48,8 @@ def assign_roles(
     found: dict[str, str] = {}
     free = [name for name in names if name not in columns.values()]
     for role in ROLES[kind]:
+        if columns.get(role) == "":
+            continue
         if role in columns:
             found[role] = _named(columns[role], names, where)
         elif preferred.get(role) in free:
@@ -63,7 +62,7 @@ def assign_roles(
     if missing:
         example = ",".join(f"{role}=NAME" for role in missing)
         raise ValueError(
-            f"{where}: no column looks like {' or '.join(missing)}. Columns there are: {', '.join(names)}. "
+            f"{where}: no column looks like {' or '.join(missing)}. Columns there are: {_listed(names)}. "
             f"Say which it is with columns {example} (a file without a header has column_1, column_2, ...)."
         )
     if len(set(found.values())) < len(found):
@@ -78,7 +77,7 @@ def check_roles(columns: Mapping[str, str], kind: str) -> None:
         ValueError: names the role and the ones there are.
     """
     if kind not in ROLES:
-        raise ValueError(f"Unknown kind {kind!r}; it is 'ids' (users and items) or 'text' (queries and documents).")
+        raise ValueError(f"Unknown kind {kind!r}; it is 'ids' (users, items) or 'text' (queries, documents).")
     unknown = [role for role in columns if role not in ROLES[kind]]
     if unknown:
         raise ValueError(
@@ -124,12 +123,17 @@ def _named(name: str, names: Sequence[str], where: str) -> str:
         return by_plain_name[0]
     close = difflib.get_close_matches(name, names, n=3)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
-    raise ValueError(f"{where} has no column {name!r}.{hint} Columns there are: {', '.join(names)}.")
+    raise ValueError(f"{where} has no column {name!r}.{hint} Columns there are: {_listed(names)}.")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(names[:_SHOWN]) or "none") + more
 
 
 def _guess(role: str, names: Sequence[str]) -> str | None:
     plain = {_plain(name): name for name in reversed(names)}
-    return next((plain[usual] for usual in _NAMES[role] if usual in plain), None)
+    return next((plain[usual] for usual in _NAMES[role].split() if usual in plain), None)
 
 
 def _plain(name: str) -> str:

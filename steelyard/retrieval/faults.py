@@ -28,14 +28,21 @@ def explain(path: Path, format: str, separator: str, error: Exception) -> str:
     parser_says = str(error).strip().split("\n", 1)[0]
     if format == "parquet":
         return f"{path} is not a readable Parquet file ({parser_says}). Write or copy it again."
-    fault = _bad_bytes(path)
+    fault = bad_bytes(path)
     if fault is None:
         fault = _bad_json(path) if format == "jsonl" else _bad_row(path, separator)
     return fault or f"{path} cannot be read as {format}: {parser_says}."
 
 
-def _bad_bytes(path: Path) -> str | None:
-    """Broken compression, or the first bytes that are not UTF-8."""
+def bad_bytes(path: Path) -> str | None:
+    """Look for broken compression, and for the first byte that is not UTF-8.
+
+    Args:
+        path: a text file.
+
+    Returns:
+        The fault, its place and its mend, or None.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     position, line = 0, 1
     try:

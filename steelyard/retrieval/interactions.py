@@ -44,7 +44,7 @@ class Reading:
     def __post_init__(self) -> None:
         if self.rows != self.kept + sum(self.dropped.values()):
             raise ValueError(
-                f"{self.rows} rows read, {self.kept} kept and {sum(self.dropped.values())} dropped do not add up."
+                f"{self.rows} rows read are not {self.kept} kept and {sum(self.dropped.values())} dropped."
             )
 
     def __str__(self) -> str:
@@ -52,7 +52,9 @@ class Reading:
         where = f"{len(self.files)} files from {self.files[0]} on" if many else ", ".join(self.files)
         lines = [f"Read {self.rows:,} rows of {self.format} from {where}."]
         if self.columns:
-            lines.append("Columns: " + ", ".join(f"{role} = {name}" for role, name in self.columns.items()) + ".")
+            lines.append(
+                "Columns: " + ", ".join(f"{role} = {name}" for role, name in self.columns.items()) + "."
+            )
         if self.dropped:
             why = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items())
             lines.append(f"Dropped {self.rows - self.kept:,} rows: {why}. Kept {self.kept:,}.")
@@ -104,9 +106,12 @@ class Interactions:
     def __post_init__(self) -> None:
         for name, rows, size in (("users", self.users, self.n_users), ("items", self.items, self.n_items)):
             if rows.dtype != torch.int64 or rows.shape != (len(self.users),):
-                raise ValueError(f"{name} must be int64 of shape ({len(self.users)},), got {rows.dtype} {tuple(rows.shape)}.")
-            if len(rows) and not (0 <= int(rows.min()) and int(rows.max()) < size):
-                raise ValueError(f"{name} must lie in [0, {size}), got {int(rows.min())} to {int(rows.max())}.")
+                got = f"{rows.dtype} {tuple(rows.shape)}"
+                raise ValueError(f"{name} must be int64 of shape ({len(self.users)},), got {got}.")
+            if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= size):
+                raise ValueError(
+                    f"{name} must lie in [0, {size}), got {int(rows.min())} to {int(rows.max())}."
+                )
         _check_values("weights", self.weights, len(self.users), (torch.float32,))
         _check_values("times", self.times, len(self.users), (torch.int64, torch.float64))
         if self.item_texts is not None and len(self.item_texts) != self.n_items:
@@ -151,7 +156,9 @@ class Interactions:
             ValueError: `rows` is neither.
         """
         if rows.ndim != 1 or rows.dtype not in (torch.bool, torch.int64):
-            raise ValueError(f"Expected a bool mask or int64 positions, got {rows.dtype} {tuple(rows.shape)}.")
+            raise ValueError(
+                f"Expected a bool mask or int64 positions, got {rows.dtype} {tuple(rows.shape)}."
+            )
         if rows.dtype == torch.bool and len(rows) != len(self):
             raise ValueError(f"The mask has {len(rows)} entries for {len(self)} pairs.")
         return Interactions(
@@ -190,7 +197,9 @@ def _check_values(name: str, values: Tensor | None, n: int, dtypes: tuple[torch.
         return
     if values.dtype not in dtypes or values.shape != (n,):
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ValueError(f"{name} must be {allowed} of shape ({n},), got {values.dtype} {tuple(values.shape)}.")
+        raise ValueError(
+            f"{name} must be {allowed} of shape ({n},), got {values.dtype} {tuple(values.shape)}."
+        )
 
 
 def _byte_blocks(series: pl.Series | None) -> Iterator[bytes | memoryview]:

@@ -73,7 +73,9 @@ def _files_of(folder: Path) -> tuple[list[Path], list[str]]:
     if not readable:
         listed = ", ".join(path.name for path in present[:5]) or "nothing"
         known = " ".join(_SUFFIXES)
-        raise ValueError(f"{folder} has no file to read: it holds {listed}. Known endings: {known} (and .gz, .zst).")
+        raise ValueError(
+            f"{folder} has no file to read: it holds {listed}. Endings read: {known} (also .gz, .zst)."
+        )
     training = [path.name for path in readable if re.match(r"train", path.name, re.IGNORECASE)]
     held_out = [path.name for path in readable if re.match(r"(test|val|dev)", path.name, re.IGNORECASE)]
     if training and held_out:

@@ -11,10 +11,10 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from steelyard.retrieval.columns import assign_roles, has_header, roles_by_place
-from steelyard.retrieval.faults import explain
+from steelyard.retrieval.faults import bad_bytes, explain
 from steelyard.retrieval.fields import collect_fields
 
-_LEAST_TIME = 1e8
+LEAST_TIME = 1e8
 _INFER_ROWS = 1000
 
 
@@ -27,11 +27,13 @@ class Table:
             Float64; `time` Int64 or Float64.
         columns: role -> name in the file.
         notes: what was guessed.
+        format: as in `Reading`.
     """
 
     frame: pl.DataFrame
     columns: dict[str, str]
     notes: list[str]
+    format: str
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,12 @@ def read_table(path: Path, head: bytes, format: str, wanted: Wanted) -> Table:
             separator, cells = _first_row(path, head, format)
             lazy, roles, notes = _scan_csv(path, separator, cells, wanted)
         lazy = lazy.select(pl.col(name).alias(role) for role, name in roles.items())
-        frame, found = collect_fields(lazy, wanted.kind, path)
+        frame, found = collect_fields(lazy, format == "parquet", path)
     except PermissionError:
         raise
     except (PolarsError, OSError) as error:
         raise ValueError(explain(path, format, separator, error)) from error
-    return Table(frame, roles, notes + found)
+    return Table(frame, roles, notes + found, format)
 
 
 def _scan_parquet(path: Path, wanted: Wanted) -> tuple[pl.LazyFrame, dict[str, str], list[str]]:
@@ -102,7 +104,7 @@ def _scan_jsonl(path: Path, wanted: Wanted) -> tuple[pl.LazyFrame, dict[str, str
         if not nested:
             raise
         raise ValueError(
-            f"{error} {path.name} also has {', '.join(nested)}, which hold lists or objects; "
+            f"{error} {path.name} also has {', '.join(nested[:5])}, which hold lists or objects; "
             "write one flat line for each pair first."
         ) from error
     return pl.scan_ndjson(path, schema=dict.fromkeys(roles.values(), pl.String)), roles, []
@@ -117,7 +119,7 @@ def _scan_csv(
     if header or wanted.columns:
         roles = wanted.roles(names, path)
     else:
-        roles = roles_by_place(len(cells), times=len(cells) == 3 and float(cells[2]) >= _LEAST_TIME)
+        roles = roles_by_place(len(cells), times=len(cells) == 3 and float(cells[2]) >= LEAST_TIME)
         notes.append(note_of_places(path, roles))
     lazy = pl.scan_csv(
         path,
@@ -133,21 +135,23 @@ def _scan_csv(
 def note_of_places(path: Path, roles: Mapping[str, str]) -> str:
     """What to say of a file whose columns were told by their places."""
     layout = ", ".join(f"{role} = {name}" for role, name in roles.items())
-    return f"{path.name} has no header; its columns were taken as {layout}; name the columns if that is wrong."
+    return f"{path.name} has no header; its columns were taken as {layout}; name them if that is wrong."
 
 
 def _first_row(path: Path, head: bytes, format: str) -> tuple[str, list[str]]:
     """The separator and the cells of the first line."""
     line = head.decode("utf-8-sig", errors="replace").split("\n", 1)[0].rstrip("\r")
+    if "\ufffd" in line or "\0" in line:
+        raise ValueError(bad_bytes(path) or f"{path} holds zero bytes; it is no text in UTF-8.")
     if not line.strip():
-        raise ValueError(f"{path}: the first line is blank. Remove it, so that a header or a row comes first.")
+        raise ValueError(f"{path}: the first line is blank. Remove it; a header or a row must come first.")
     if "::" in line:
         raise ValueError(f"{path} separates by '::', two characters. Make it a tab: sed 's/::/\\t/g'.")
     marks = "\t,;| " if format == "tsv" else ",\t;| "
     separator = next((mark for mark in marks if mark in line), None)
     if separator is None:
         raise ValueError(
-            f"{path} has one column only; its first line is {line[:60]!r}. At least two are needed, separated by "
-            "comma, tab, semicolon, bar or blank."
+            f"{path} has one column only; its first line is {line[:60]!r}. At least two are needed, "
+            "separated by comma, tab, semicolon, bar or blank."
         )
     return separator, next(csv.reader([line], delimiter=separator))

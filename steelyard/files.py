@@ -1,0 +1,96 @@
+"""Writing so that nothing is lost: a temporary name, then a rename; and reading with clear errors."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary name beside `path`, and rename it to `path` once the block ends without error.
+
+    A reader sees the old file or the new one, never half of one. On an error the temporary file is
+    removed and the old file stays.
+
+    Raises:
+        OSError: with the mend in words, where the disk is full or the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, (OSError, SafetensorError)) and _out_of_space(error):
+            raise OSError(
+                errno.ENOSPC,
+                f"no room to write {path.name} in {path.parent}; free some space and run again "
+                "(what was there before is unharmed)",
+            ) from error
+        raise
+
+
+def _out_of_space(error: BaseException) -> bool:
+    full = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in full
+    return any(f"os error {code}" in str(error) for code in full)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON atomically, keys in the order given.
+
+    Raises:
+        ValueError: the content holds NaN or infinity, which JSON has not.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: is {path.parent} a folder that steelyard wrote?") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); the file is damaged or not steelyard's.") from None
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write named tensors as safetensors, atomically."""
+    with replacing(path) as temporary:
+        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary, dict(metadata or {}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file: the tensors and the metadata. Nothing in such a file is executed.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is damaged, or not safetensors.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: is {path.parent} a folder that steelyard wrote?")
+    try:
+        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call, unused-ignore]
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as safetensors ({error}); the file is damaged or foreign.") from None

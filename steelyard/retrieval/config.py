@@ -1,0 +1,106 @@
+"""What a training run is made of: every choice, checked, and written beside the model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+Model = Literal["mf", "text"]
+Similarity = Literal["cosine", "dot"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of one training run; `TrainConfig.of(model)` gives the tuned defaults of a model.
+
+    Args:
+        model: "mf" (a vector for each user and item) or "text" (two towers over hashed n-grams).
+        negatives: proposal, as `steelyard.negatives.proposal` reads it: "uniform", "popularity:0.75",
+            "in-batch+uniform", "everything" (the full softmax).
+        candidates: draws shared by each batch, K.
+        dim: length of the vectors.
+        epochs: passes over the data at most.
+        batch: interactions a step.
+        lr: learning rate at the start.
+        optimizer: "adagrad" (row-wise Adagrad) or "adam" (row-wise Adam).
+        decay: share of the learning rate that is left at the last epoch, falling along a cosine.
+        similarity: "cosine" or "dot".
+        temperature: scores are similarities divided by it.
+        learn_temperature: train the temperature too.
+        patience: stop after so many evaluations in a row without a better validation score; 0 never.
+        metric: validation score that chooses the epoch, such as "ndcg@20".
+        validation: share of the held-out users' interactions that is carved out for validation.
+        validation_users: how many users (text: queries) are held out from at most.
+        seed: seed of everything random.
+
+    Raises:
+        ValueError: a value outside its range, said with the mend.
+    """
+
+    model: Model = "mf"
+    negatives: str = "uniform"
+    candidates: int = 1024
+    dim: int = 64
+    epochs: int = 40
+    batch: int = 2048
+    lr: float = 0.1
+    optimizer: Literal["adagrad", "adam"] = "adagrad"
+    decay: float = 1.0
+    similarity: Similarity = "cosine"
+    temperature: float = 0.1
+    learn_temperature: bool = False
+    patience: int = 4
+    metric: str = "ndcg@20"
+    validation: float = 0.1
+    validation_users: int = 4096
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        choices = {
+            "model": ("mf", "text"),
+            "optimizer": ("adagrad", "adam"),
+            "similarity": ("cosine", "dot"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+        for name in ("candidates", "dim", "epochs", "batch", "validation_users"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("lr", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
+        for name in ("patience", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"decay must lie in (0, 1], got {self.decay}.")
+        if not 0 < self.validation < 1:
+            raise ValueError(f"validation must lie strictly between 0 and 1, got {self.validation}.")
+
+    @classmethod
+    def of(cls, model: Model, **changes: Any) -> TrainConfig:
+        """The defaults of a model with some settings changed; None leaves a setting as it is.
+
+        Raises:
+            ValueError: an unknown model or setting, or a value outside its range.
+        """
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise ValueError(f"Unknown settings {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+        base = DEFAULTS.get(model)
+        if base is None:
+            raise ValueError(f"model must be one of {', '.join(DEFAULTS)}, got {model!r}.")
+        return replace(base, **{name: value for name, value in changes.items() if value is not None})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+DEFAULTS: dict[str, TrainConfig] = {
+    "mf": TrainConfig(),
+    "text": TrainConfig(model="text", metric="ndcg@10", dim=128, epochs=10, validation_users=1024),
+}

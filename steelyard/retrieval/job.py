@@ -1,0 +1,290 @@
+"""The whole job: read, split, train, evaluate, and leave a model folder that answers questions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from steelyard.evaluation import Ranks, count_ranks, ranking_metrics, recall_by_popularity
+from steelyard.files import write_json
+from steelyard.ragged import Ragged
+from steelyard.retrieval.checkpoint import CHECKPOINT
+from steelyard.retrieval.config import TrainConfig
+from steelyard.retrieval.factors import MatrixFactorization
+from steelyard.retrieval.interactions import Interactions
+from steelyard.retrieval.loop import LOG, Counters, Encoder, Model, Step, fit, has_checkpoint
+from steelyard.retrieval.retriever import CONFIG, ITEMS, SEEN, USERS, WEIGHTS, Retriever
+from steelyard.retrieval.splitting import split
+from steelyard.retrieval.text import TextEncoder
+from steelyard.retrieval.towers import TextTowers
+
+METRICS, REPORT = "metrics.json", "report.html"
+OURS = {CONFIG, WEIGHTS, ITEMS, USERS, SEEN, METRICS, REPORT, LOG, CHECKPOINT}
+CUTOFFS = (5, 10, 20, 50)
+EXAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training run leaves: the model, and everything measured about it.
+
+    Args:
+        retriever: answers questions.
+        metrics: what `metrics.json` holds.
+    """
+
+    retriever: Retriever
+    metrics: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One data set cut in three: trained on, used to choose the epoch, and held out to the end.
+
+    Args:
+        train: pairs that steps are taken on.
+        validation: pairs that choose the epoch; out of `train`'s source, never of the test's.
+        test: pairs for the final metrics.
+        seen: items each user is known to have taken outside the test: left out when ranking the test.
+    """
+
+    train: Interactions
+    validation: Interactions
+    test: Interactions
+    seen: Ragged
+
+
+def train(
+    data: Interactions,
+    test: Interactions | None = None,
+    config: TrainConfig | None = None,
+    *,
+    split_by: str = "random",
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint_seconds: float = 60.0,
+    watch: Callable[[Step], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Trained:
+    """Train a retriever, choose its epoch on validation data, and measure it on the test.
+
+    Without `test` a tenth of the data is held out for it, the way `split_by` says; validation data is
+    always carved from what is left, never from the test.
+
+    Args:
+        data: interactions, or (query, document) pairs.
+        test: held-out pairs over the same vocabularies.
+        config: settings; the defaults of the data's kind where None.
+        split_by: "random", "leave-last-out" or "time".
+        out: folder for model, metrics, log and checkpoints; None keeps everything in memory.
+        resume: go on from the folder's checkpoint; the result is bit for bit that of an uninterrupted run.
+        overwrite: replace what an earlier run left in the folder.
+        checkpoint_seconds: how often the whole state is saved.
+        watch: called about 20 times an epoch.
+        say: called with a line at each stage.
+
+    Returns:
+        The retriever and its metrics.
+
+    Raises:
+        FileExistsError: `out` holds something, and neither `resume` nor `overwrite` was given.
+        ValueError: data and settings do not fit, or a checkpoint of another run.
+        Stopped: Ctrl-C; `resume` goes on.
+    """
+    say = say or (lambda _: None)
+    config = config or TrainConfig.of("text" if data.is_text else "mf")
+    if (config.model == "text") != data.is_text:
+        kinds = {True: "texts", False: "ids"}
+        raise ValueError(f"The model {config.model!r} does not fit data of {kinds[data.is_text]}.")
+    folder = _prepare(out, resume, overwrite)
+    parts = partition(data, test, config, split_by)
+    say(
+        f"{len(parts.train):,} pairs to train on, {len(parts.validation):,} for validation, "
+        f"{len(parts.test):,} for the test; {data.n_items:,} items."
+    )
+    started = time.monotonic()
+    model = build(parts, config)
+    say(_memory(model, config, data.n_items))
+    counters = fit(
+        model,
+        parts.train.users,
+        parts.train.items,
+        parts.train.known(),
+        parts.train.item_counts(),
+        config,
+        validate=lambda: _validate(model, parts, config),
+        folder=folder,
+        data=f"{data.fingerprint()} {parts.test.fingerprint()} {split_by}",
+        resume=resume and folder is not None and has_checkpoint(folder),
+        checkpoint_seconds=checkpoint_seconds,
+        watch=watch,
+    )
+    retriever = _retriever(model, config, data, parts.seen)
+    say(f"Best epoch {counters.best_epoch + 1} of {counters.epoch}; ranking all {data.n_items:,} items for the test.")
+    metrics = measure(retriever, parts, counters) | {"train_seconds": round(time.monotonic() - started, 1)}
+    metrics["reading"] = data.reading.to_dict()
+    if folder is not None:
+        retriever.save(folder)
+        write_json(folder / METRICS, metrics)
+        (folder / CHECKPOINT).unlink(missing_ok=True)
+    return Trained(retriever, metrics)
+
+
+def partition(data: Interactions, test: Interactions | None, config: TrainConfig, split_by: str) -> Parts:
+    """Cut data into training, validation and test pairs.
+
+    Raises:
+        ValueError: nothing is left to train on, or nothing can be held out.
+    """
+    if data.n_items < 2:
+        raise ValueError("There is one item in the catalogue, so there is nothing to rank.")
+    if data.n_users < 2:
+        raise ValueError("There is one user (or query), so nothing can be held out from others.")
+    rest = data
+    if test is None:
+        rest, test = split(data, split_by, seed=config.seed)
+    users = None if split_by == "time" else config.validation_users
+    kept, validation = split(rest, split_by, fraction=config.validation, users=users, seed=config.seed + 1)
+    seen = rest.known() if not data.is_text else Ragged.from_pairs(rest.users[:0], rest.items[:0], test.n_users)
+    return Parts(kept, validation, test, seen)
+
+
+def build(parts: Parts, config: TrainConfig) -> Model:
+    """An untrained model for the data, its initial weights from the seed."""
+    data = parts.train
+    generator = torch.Generator().manual_seed(config.seed)
+    if config.model == "mf":
+        cosine = config.similarity == "cosine"
+        encoder: torch.nn.Module = MatrixFactorization(
+            data.n_users, data.n_items, config.dim, cosine=cosine, generator=generator
+        )
+    else:
+        assert data.item_texts is not None
+        encoder = TextTowers.over(data.user_ids, data.item_texts, config.dim, generator=generator)
+    return Model(encoder, config)
+
+
+@torch.no_grad()
+def _validate(model: Model, parts: Parts, config: TrainConfig) -> dict[str, float]:
+    """Scores on the users that were held out from, their training items left out of the ranking."""
+    encoder: Encoder = model.encoder  # type: ignore[assignment]
+    targets = parts.validation.known()
+    users = (targets.counts > 0).nonzero().squeeze(1)
+    known = parts.train.known().take(users)
+    items = encoder.items(torch.arange(parts.train.n_items))
+    wanted = targets.take(users)
+    ranks = count_ranks(encoder.queries(users), items, wanted, known)
+    name, _, cut = config.metric.partition("@")
+    result = ranking_metrics(ranks, wanted, k=(int(cut),) if cut else CUTOFFS)
+    if config.metric not in result.names:
+        raise ValueError(f"Unknown metric {config.metric!r}; there are {', '.join(result.names)}.")
+    return {metric: result.mean(metric) for metric in result.names if metric == name or "@" in metric}
+
+
+@torch.no_grad()
+def _retriever(model: Model, config: TrainConfig, data: Interactions, seen: Ragged) -> Retriever:
+    encoder: Encoder = model.encoder  # type: ignore[assignment]
+    items = encoder.items(torch.arange(data.n_items))
+    text = data.is_text
+    return Retriever(
+        config, model, items, data.item_ids, data.item_texts, None if text else data.user_ids, None if text else seen
+    )
+
+
+def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str, Any]:
+    """Test metrics with intervals, beside chance and popularity; slices by popularity; examples."""
+    test, config = parts.test, retriever.config
+    targets = test.known()
+    ranks = retriever.ranks(test)
+    result = ranking_metrics(ranks, targets, k=CUTOFFS)
+    counts = parts.train.item_counts()
+    baselines = {"chance": torch.zeros_like(counts)}
+    if not retriever.config.model == "text":
+        baselines["popularity"] = counts
+    return {
+        "test": result.to_dict(),
+        "test_queries": result.n_queries,
+        "test_queries_without_targets": result.skipped,
+        "unreachable_targets": result.unreachable,
+        "seen_items": "left out of the ranking" if retriever.seen is not None else "no query was seen in training",
+        "baselines": {name: _constant(score, targets, parts.seen) for name, score in baselines.items()},
+        "popularity_slices": recall_by_popularity(ranks, targets, counts, k=20),
+        "epochs": counters.history,
+        "best_epoch": counters.best_epoch,
+        "best_validation": {config.metric: counters.best_score},
+        "examples": examples(retriever, parts, ranks),
+        "training": config.to_dict(),
+        "temperature": float(torch.exp(-retriever.model.log_scale.detach())),
+    }
+
+
+def _constant(score: Tensor, targets: Ragged, seen: Ragged) -> dict[str, dict[str, float]]:
+    """Metrics of one ranking for all: the same score of each item for every user, ties averaged."""
+    ranks = count_ranks(torch.ones(len(targets), 1), score.float().unsqueeze(1), targets, seen)
+    return ranking_metrics(ranks, targets, k=CUTOFFS).to_dict()
+
+
+def examples(retriever: Retriever, parts: Parts, ranks: Ranks) -> list[dict[str, Any]]:
+    """A few test users, from well served to badly served: what they took, what they would be given."""
+    targets = parts.test.known()
+    users = (targets.counts > 0).nonzero().squeeze(1)
+    if not len(users):
+        return []
+    best = torch.full((len(targets),), 2**62).scatter_reduce(0, targets.row_index(), ranks.above, "amin")[users]
+    chosen = users[best.argsort(stable=True)][torch.linspace(0, len(users) - 1, EXAMPLES).long().unique()]
+    asked = parts.test.user_ids.gather(chosen.numpy())
+    if retriever.seen is None:
+        answers = retriever.search(asked.cast(pl.String).to_list(), k=5)
+    else:
+        answers = retriever.recommend(asked.to_list(), k=10)
+    out = []
+    for row, user in zip(chosen.tolist(), asked.to_list(), strict=True):
+        mine = answers.filter(pl.col(answers.columns[0]) == user)
+        wanted = parts.test.item_ids.gather(targets.row(row).numpy()).to_list()
+        history = [] if retriever.seen is None else retriever.item_ids.gather(retriever.seen.row(row).numpy()).to_list()
+        given = [{"item": item, "wanted": item in set(wanted)} for item in mine["item"].to_list()]
+        out.append({"user": user, "history": history[:20], "wanted": wanted[:20], "given": given})
+    return out
+
+
+def _prepare(out: str | Path | None, resume: bool, overwrite: bool) -> Path | None:
+    """The folder, empty or to be resumed."""
+    if out is None:
+        return None
+    folder = Path(out).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file; give --out a folder.")
+    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if resume and overwrite:
+        raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
+    if found and not (resume or overwrite):
+        raise FileExistsError(f"{folder} is not empty; give --resume to go on, --overwrite to start anew, or another --out.")
+    if resume and METRICS in found and CHECKPOINT not in found:
+        raise FileExistsError(f"The training in {folder} is finished; there is nothing to resume.")
+    foreign = sorted(name for name in found - OURS if not name.endswith(".part"))
+    if overwrite and foreign:
+        raise FileExistsError(
+            f"{folder} holds {', '.join(foreign[:3])}, which steelyard did not write; give another --out."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    if overwrite:
+        for name in found:
+            (folder / name).unlink()
+    return folder
+
+
+def _memory(model: Model, config: TrainConfig, n_items: int) -> str:
+    """What the run will hold, said before it starts: tables, best weights, optimiser, chunk, item vectors."""
+    tables = sum(p.numel() * p.element_size() for p in model.parameters())
+    moments = tables if config.optimizer == "adam" else tables // config.dim
+    total = 2 * tables + moments + n_items * config.dim * 4 + (64 << 20)
+    return f"Memory: about {total / 2**20:,.0f} MiB for weights (twice: the best epoch is kept), optimiser and buffers."
+

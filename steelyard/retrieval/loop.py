@@ -1,0 +1,361 @@
+"""The training loop: draw candidates, weigh them, take a step; stop early; never lose a step."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steelyard.losses import fused_sampled_softmax
+from steelyard.negatives import Context, proposal
+from steelyard.optim import RowAdagrad, RowAdam
+from steelyard.ragged import Ragged
+from steelyard.retrieval.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from steelyard.retrieval.config import TrainConfig
+from steelyard.weights import effective_sample_size
+
+LOG = "log.jsonl"
+LOGS_PER_EPOCH = 20
+ESS_QUERIES = 64
+
+
+class Encoder(Protocol):
+    """What the loop asks of a model: vectors of queries and of items, by row number."""
+
+    def queries(self, users: Tensor) -> Tensor:
+        """(n,) -> (n, d)."""
+        ...
+
+    def items(self, items: Tensor) -> Tensor:
+        """(n,) -> (n, d)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the loop tells its watcher now and then: where it is and how it goes."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps_per_epoch: int
+    batch: int
+    loss: float
+    ess: float
+    score: float | None
+
+
+@dataclass
+class Counters:
+    """Where a run stands; saved with every checkpoint."""
+
+    epoch: int = 0
+    position: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    best_score: float | None = None
+    best_epoch: int = -1
+    waited: int = 0
+    log_bytes: int = 0
+    seconds: float = 0.0
+    finished: bool = False
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Stopped(Exception):  # noqa: N818
+    """The run was interrupted at a step's end; everything is saved and `--resume` goes on from there."""
+
+    def __init__(self, counters: Counters, folder: Path | None) -> None:
+        self.counters, self.folder = counters, folder
+        where = "nothing was saved, as no folder was given" if folder is None else f"saved in {folder}"
+        super().__init__(f"stopped in epoch {counters.epoch + 1} after {counters.step:,} steps; {where}")
+
+
+class Model(nn.Module):
+    """An encoder and the log of the inverse temperature, trained or fixed."""
+
+    def __init__(self, encoder: nn.Module, config: TrainConfig) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.log_scale = nn.Parameter(
+            torch.tensor(-math.log(config.temperature)), requires_grad=config.learn_temperature
+        )
+
+
+def fit(
+    model: Model,
+    users: Tensor,
+    items: Tensor,
+    known: Ragged,
+    counts: Tensor,
+    config: TrainConfig,
+    *,
+    validate: Callable[[], dict[str, float]] | None = None,
+    folder: Path | None = None,
+    data: str = "",
+    resume: bool = False,
+    checkpoint_seconds: float = 60.0,
+    watch: Callable[[Step], None] | None = None,
+) -> Counters:
+    """Train an encoder by sampled softmax, and leave the weights of its best epoch in it.
+
+    Each step takes a batch of a shuffled epoch, draws candidates that the batch shares, masks the ones
+    a query is known to want, and moves the rows it touched. After each epoch `validate` scores the
+    model; the run stops once `config.patience` scores in a row brought nothing better.
+
+    Args:
+        model: changed in place; its encoder is an `Encoder`.
+        users: int64, (n,): query of each training pair.
+        items: int64, (n,): item of each training pair.
+        known: items each query is known to want, one row a query.
+        counts: int64, (I,): how many training pairs each item has.
+        config: the settings.
+        validate: gives validation scores by name, `config.metric` among them; None trains all epochs.
+        folder: where the log and checkpoints go; None keeps nothing on disk.
+        data: fingerprint of the data, so that a checkpoint is not resumed on other data.
+        resume: go on from the folder's checkpoint.
+        checkpoint_seconds: how often to write one at least (also at each epoch's end and on Ctrl-C).
+        watch: called about 20 times an epoch.
+
+    Returns:
+        The counters at the end; `history` has one entry an epoch.
+
+    Raises:
+        Stopped: Ctrl-C; the state is saved.
+        FloatingPointError: the loss is no longer finite.
+        ValueError: nothing to train on, or a checkpoint of another run.
+    """
+    if len(users) == 0:
+        raise ValueError("There is no training pair left after reading and splitting.")
+    run = _Run(model, users, items, known, counts, config, folder, data, watch)
+    if resume:
+        run.load()
+    run.open_log()
+    with _interrupts() as interrupted:
+        while not run.counters.finished:
+            run.epoch(interrupted, checkpoint_seconds)
+            scores = validate() if validate is not None else {}
+            run.close_epoch(scores)
+            run.save()
+    if run.best:
+        model.load_state_dict(run.best)
+    return run.counters
+
+
+class _Run:
+    """The state of one run and the steps that change it."""
+
+    def __init__(
+        self,
+        model: Model,
+        users: Tensor,
+        items: Tensor,
+        known: Ragged,
+        counts: Tensor,
+        config: TrainConfig,
+        folder: Path | None,
+        data: str,
+        watch: Callable[[Step], None] | None,
+    ) -> None:
+        self.model, self.users, self.items, self.known, self.config = model, users, items, known, config
+        self.folder, self.watch = folder, watch
+        self.identity = config.to_dict() | {"data": data}
+        self.proposal = proposal(config.negatives, counts)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.optimizers = _optimizers(model, config)
+        self.counters = Counters()
+        self.best: Mapping[str, Tensor] = {}
+        self.steps_per_epoch = -(-len(users) // config.batch)
+        self.log_every = max(1, self.steps_per_epoch // LOGS_PER_EPOCH)
+        self.started = time.monotonic()
+
+    def load(self) -> None:
+        assert self.folder is not None
+        values, self.best = load_checkpoint(
+            self.folder,
+            model=self.model,
+            optimizers=self.optimizers,
+            generators={"negatives": self.generator},
+            identity=self.identity,
+        )
+        self.counters = Counters(**values)
+        self.started = time.monotonic() - self.counters.seconds
+
+    def save(self) -> None:
+        self.counters.seconds = time.monotonic() - self.started
+        if self.folder is not None:
+            save_checkpoint(
+                self.folder,
+                model=self.model,
+                best=self.best,
+                optimizers=self.optimizers,
+                generators={"negatives": self.generator},
+                counters=asdict(self.counters),
+                identity=self.identity,
+            )
+
+    def open_log(self) -> None:
+        """Cut the log back to what the checkpoint knows, so that a step is logged once."""
+        if self.folder is not None:
+            with open(self.folder / LOG, "ab") as file:
+                file.truncate(self.counters.log_bytes)
+
+    def log(self, record: dict[str, Any]) -> None:
+        if self.folder is None:
+            return
+        with open(self.folder / LOG, "ab") as file:
+            file.write((json.dumps(record) + "\n").encode())
+            self.counters.log_bytes = file.tell()
+
+    def epoch(self, interrupted: threading.Event, checkpoint_seconds: float) -> None:
+        """The rest of the current epoch."""
+        shuffle = torch.Generator().manual_seed(self.config.seed * 1_000_003 + self.counters.epoch + 1)
+        order = torch.randperm(len(self.users), generator=shuffle)
+        saved = time.monotonic()
+        while self.counters.position < len(order):
+            batch = order[self.counters.position : self.counters.position + self.config.batch]
+            self.step(batch)
+            if interrupted.is_set():
+                self.save()
+                raise Stopped(self.counters, self.folder)
+            if self.folder is not None and time.monotonic() - saved >= checkpoint_seconds:
+                self.save()
+                saved = time.monotonic()
+
+    def step(self, batch: Tensor) -> None:
+        """One step on the named training pairs."""
+        encoder: Any = self.model.encoder
+        users, items = self.users[batch], self.items[batch]
+        context = Context(items, self.known.take(users))
+        draws = self.proposal.sample(context, self.config.candidates, generator=self.generator)
+        queries, positives, candidates = encoder.queries(users), encoder.items(items), encoder.items(draws.ids)
+        scale = self.model.log_scale.exp()
+        hits = context.hits(draws.ids)
+        loss = fused_sampled_softmax(
+            (queries * positives).sum(1) * scale, queries, candidates, draws.log_expected, scale=scale, hits=hits
+        )
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"The loss became {value} at step {self.counters.step}: lower --lr or raise --temperature."
+            )
+        self.descend(loss)
+        counters = self.counters
+        counters.step += 1
+        counters.position += len(batch)
+        counters.loss_sum += value * len(batch)
+        if counters.step % self.log_every == 0:
+            few = slice(0, ESS_QUERIES)
+            log_weight = scale.detach() * queries.detach()[few] @ candidates.detach().T - draws.log_expected
+            inside = hits[0] < min(ESS_QUERIES, len(batch))
+            log_weight[hits[0][inside], hits[1][inside]] = -math.inf
+            self.tell(value, float(effective_sample_size(log_weight).mean()))
+
+    def descend(self, loss: Tensor) -> None:
+        total = self.config.epochs * self.steps_per_epoch
+        cosine = 0.5 + 0.5 * math.cos(math.pi * self.counters.step / total)
+        factor = self.config.decay + (1 - self.config.decay) * cosine
+        self.optimizers["tables"].param_groups[0]["lr"] = self.config.lr * factor
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+
+    def tell(self, loss: float, ess: float) -> None:
+        counters = self.counters
+        seconds = round(time.monotonic() - self.started, 3)
+        self.log(
+            {
+                "event": "step",
+                "epoch": counters.epoch,
+                "step": counters.step,
+                "loss": loss,
+                "ess": ess,
+                "temperature": float(torch.exp(-self.model.log_scale.detach())),
+                "seconds": seconds,
+            }
+        )
+        if self.watch is not None:
+            done = counters.step - counters.epoch * self.steps_per_epoch
+            config = self.config
+            self.watch(
+                Step(counters.epoch, config.epochs, done, self.steps_per_epoch, config.batch, loss, ess, counters.best_score)
+            )
+
+    def close_epoch(self, scores: dict[str, float]) -> None:
+        """Keep the best weights, and decide whether to go on."""
+        counters, config = self.counters, self.config
+        record = {
+            "event": "epoch",
+            "epoch": counters.epoch,
+            "loss": counters.loss_sum / len(self.users),
+            "validation": scores,
+            "seconds": round(time.monotonic() - self.started, 3),
+        }
+        self.log(record)
+        counters.history.append(record)
+        if scores:
+            score = scores[config.metric]
+            if counters.best_score is None or score > counters.best_score:
+                counters.best_score, counters.best_epoch, counters.waited = score, counters.epoch, 0
+                self.best = {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+            else:
+                counters.waited += 1
+        counters.epoch += 1
+        counters.position, counters.loss_sum = 0, 0.0
+        patience_over = config.patience > 0 and counters.waited >= config.patience
+        counters.finished = counters.epoch >= config.epochs or patience_over
+
+
+def _optimizers(model: Model, config: TrainConfig) -> dict[str, Optimizer]:
+    """A row-sparse optimiser for the tables whose gradients are sparse, Adam for what is dense."""
+    tables = [
+        module.weight
+        for module in model.modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+    ]
+    held = {id(p) for p in tables}
+    dense = [p for p in model.parameters() if p.requires_grad and id(p) not in held]
+    kind = RowAdagrad if config.optimizer == "adagrad" else RowAdam
+    optimizers: dict[str, Optimizer] = {"tables": kind(tables, lr=config.lr)}
+    if dense:
+        optimizers["dense"] = torch.optim.Adam(dense, lr=1e-3)
+    return optimizers
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into a flag that is looked at between steps; a second one interrupts at once."""
+    flag = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+
+    def ask(_signal: int, _frame: FrameType | None) -> None:
+        if flag.is_set():
+            raise KeyboardInterrupt
+        flag.set()
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run in this folder can be resumed."""
+    return (folder / CHECKPOINT).is_file()

@@ -1,0 +1,114 @@
+"""The fused step: the plain loss and its autograd gradient, without the logits."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steelyard.losses import fused_sampled_softmax, fused_softmax, sampled_softmax
+
+
+def case(b: int, k: int, d: int, seed: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    make = lambda *shape: torch.randn(*shape, generator=g, dtype=dtype)  # noqa: E731
+    return {
+        "positive": make(b).requires_grad_(),
+        "queries": make(b, d).requires_grad_(),
+        "candidates": make(k, d).requires_grad_(),
+        "scale": torch.tensor(1.7, dtype=dtype, requires_grad=True),
+        "log_expected": make(k),
+        "weight": torch.rand(b, generator=g, dtype=dtype) + 0.1,
+        "mask": torch.rand(b, k, generator=g) < 0.2,
+    }
+
+
+@settings(max_examples=40)
+@given(b=st.integers(1, 70), k=st.integers(1, 20), d=st.integers(1, 5), seed=st.integers(0, 2**31))
+def test_value_and_gradients_equal_the_plain_loss_through_autograd(b: int, k: int, d: int, seed: int) -> None:
+    c = case(b, k, d, seed)
+    inputs = (c["positive"], c["queries"], c["candidates"], c["scale"])
+    negative = c["scale"] * c["queries"] @ c["candidates"].T
+    plain = sampled_softmax(c["positive"], negative, c["log_expected"], c["mask"], reduction="none")
+    want = (plain * c["weight"]).sum() / c["weight"].sum()
+    got = fused_sampled_softmax(
+        c["positive"],
+        c["queries"],
+        c["candidates"],
+        c["log_expected"],
+        scale=c["scale"],
+        hits=c["mask"].nonzero(as_tuple=True),
+        weight=c["weight"],
+        chunk_bytes=1,  # the smallest blocks: 32 queries
+    )
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+    for g, w in zip(torch.autograd.grad(3 * got, inputs), torch.autograd.grad(3 * want, inputs), strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_agree_with_finite_differences() -> None:
+    c = case(5, 4, 3, seed=3)
+
+    def loss(p: torch.Tensor, q: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return fused_sampled_softmax(p, q, v, c["log_expected"], scale=s)
+
+    assert torch.autograd.gradcheck(loss, (c["positive"], c["queries"], c["candidates"], c["scale"]))
+
+
+def test_full_softmax_equals_cross_entropy_and_its_gradients() -> None:
+    c = case(70, 11, 3, seed=5, dtype=torch.float32)
+    target = torch.arange(70) % 11
+    inputs = (c["queries"], c["candidates"])
+    want = torch.nn.functional.cross_entropy(2 * c["queries"] @ c["candidates"].T, target)
+    got = fused_softmax(*inputs, target, scale=2.0, chunk_bytes=1)
+    torch.testing.assert_close(got, want)
+    for g, w in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs), strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-6)
+
+
+def test_blocks_do_not_change_the_result() -> None:
+    c = case(100, 50, 4, seed=6)
+    args = (c["positive"], c["queries"], c["candidates"], c["log_expected"])
+    small, large = (fused_sampled_softmax(*args, chunk_bytes=size) for size in (1, 1 << 30))
+    torch.testing.assert_close(small, large, rtol=1e-12, atol=0)
+
+
+def test_extreme_scores_stay_finite_and_right() -> None:
+    queries = torch.tensor([[1.0], [1.0]], requires_grad=True)
+    candidates = torch.tensor([[900.0], [-900.0]], requires_grad=True)
+    positive = torch.tensor([-900.0, 900.0], requires_grad=True)
+    loss = fused_sampled_softmax(positive, queries, candidates)
+    loss.backward()
+    assert loss.item() == pytest.approx((1800 + math.log(2)) / 2, rel=1e-6)
+    assert all(t.grad is not None and bool(t.grad.isfinite().all()) for t in (queries, candidates, positive))
+
+
+def test_masking_every_candidate_leaves_loss_zero() -> None:
+    rows, columns = torch.ones(2, 3, dtype=torch.bool).nonzero(as_tuple=True)
+    queries = torch.randn(2, 4, requires_grad=True)
+    loss = fused_sampled_softmax(torch.zeros(2), queries, torch.randn(3, 4), hits=(rows, columns))
+    loss.backward()
+    assert loss.item() == 0
+    assert queries.grad is not None
+    assert float(queries.grad.abs().sum()) == 0
+
+
+def test_no_candidates_give_loss_zero() -> None:
+    assert float(fused_sampled_softmax(torch.zeros(2), torch.randn(2, 4), torch.zeros(0, 4))) == 0
+
+
+def test_shapes_and_values_that_do_not_fit_are_refused() -> None:
+    q, v, p = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(2)
+    with pytest.raises(ValueError, match="share d"):
+        fused_sampled_softmax(p, q, torch.zeros(4, 2))
+    with pytest.raises(ValueError, match="log_expected"):
+        fused_sampled_softmax(p, q, v, torch.zeros(3))
+    with pytest.raises(ValueError, match="dtype"):
+        fused_sampled_softmax(p, q.double(), v)
+    with pytest.raises(ValueError, match="no query"):
+        fused_sampled_softmax(p[:0], q[:0], v)
+    with pytest.raises(ValueError, match="positive number"):
+        fused_sampled_softmax(p, q, v, weight=torch.zeros(2))
+    with pytest.raises(ValueError, match="lie in"):
+        fused_softmax(q, v, torch.tensor([0, 4]))

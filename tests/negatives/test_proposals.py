@@ -1,0 +1,111 @@
+"""Proposals draw what they say, as often as they say."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from steelyard.negatives import Context, Everything, InBatch, Mixture, Popularity, Uniform, proposal
+from steelyard.ragged import Ragged
+
+COUNTS = torch.tensor([1, 10, 0, 2, 5, 9])
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=9), min_size=1, max_size=5), st.integers(0, 99))
+def test_complement_draws_never_hit_and_reach_everything_else(known: list[set[int]], seed: int) -> None:
+    pairs = torch.tensor([(r, v) for r, items in enumerate(known) for v in items])
+    context = Context(torch.tensor([min(k) for k in known]), Ragged.from_pairs(pairs[:, 0], pairs[:, 1], len(known)))
+    draws = Uniform(10, per_query=True).sample(context, 300, generator=generator(seed))
+    for r, items in enumerate(known):
+        assert set(draws.ids[r].tolist()) == set(range(10)) - items
+        assert draws.log_expected[r].exp().tolist() == pytest.approx([300 / (10 - len(items))] * 300)
+    everything = draws.log_expected_of(torch.arange(10).expand(len(known), 10)).exp()
+    assert everything.sum(1).tolist() == pytest.approx([300] * len(known), rel=1e-5)
+
+
+def test_complement_draws_are_uniform() -> None:
+    """Chi-square at significance 1e-5."""
+    context = Context(torch.tensor([2]), Ragged.from_pairs(torch.tensor([0, 0, 0]), torch.tensor([0, 2, 9]), 1))
+    draws = Uniform(10, per_query=True).sample(context, 70_000, generator=generator())
+    counts = torch.bincount(draws.ids[0], minlength=10)[[1, 3, 4, 5, 6, 7, 8]]
+    assert chisquare(counts.numpy()).pvalue > 1e-5
+
+
+@pytest.mark.parametrize(
+    "made",
+    [Uniform(6), Popularity(COUNTS), Popularity(COUNTS, 0.5), Mixture([Popularity(COUNTS), Uniform(6)], [1, 4])],
+)
+def test_frequencies_equal_expected_counts(made: Uniform | Popularity | Mixture) -> None:
+    """Chi-square at significance 1e-5 on 100,000 draws; expected counts add up to the number of draws."""
+    draws = made.sample(Context(torch.tensor([0])), 100_000, generator=generator(1))
+    expected = draws.log_expected_of(torch.arange(6)).exp().double()
+    assert float(expected.sum()) == pytest.approx(100_000, rel=1e-5)
+    counts = torch.bincount(draws.ids, minlength=6)
+    assert int(counts[expected == 0].sum()) == 0
+    live = expected > 0
+    assert chisquare(counts[live].numpy(), (expected * 1e5 / expected.sum())[live].numpy()).pvalue > 1e-5
+    torch.testing.assert_close(draws.log_expected, draws.log_expected_of(draws.ids))
+
+
+def test_popularity_takes_the_power_of_the_counts() -> None:
+    q = Popularity(COUNTS, 0.75).sample(None, 1, generator=generator()).log_expected_of(torch.arange(6)).exp()
+    powers = [c**0.75 if c else 0.0 for c in COUNTS.tolist()]
+    assert q.tolist() == pytest.approx([p / sum(powers) for p in powers])
+
+
+def test_in_batch_takes_the_batch_and_counts_the_others() -> None:
+    draws = InBatch(COUNTS).sample(Context(torch.tensor([1, 5, 1])), 3)
+    assert draws.ids.tolist() == [1, 5, 1]
+    assert draws.log_expected_of(torch.arange(6)).exp().tolist() == pytest.approx([2 * c / 26 for c in COUNTS.tolist()])
+
+
+def test_a_mixture_splits_its_draws_by_share() -> None:
+    assert Mixture([Uniform(3)] * 3).split(10) == [4, 3, 3]
+    assert Mixture([Uniform(3)] * 2, [9, 1]).split(11) == [10, 1]
+    assert sum(Mixture([Uniform(3)] * 3, [0.2, 0.5, 0.3]).split(101)) == 101
+
+
+def test_everything_is_taken_once() -> None:
+    draws = Everything(4).sample(None, 2)
+    assert draws.ids.tolist() == [0, 1, 2, 3]
+    assert draws.log_expected.tolist() == [0] * 4
+
+
+def test_names_make_proposals() -> None:
+    assert isinstance(proposal("uniform", COUNTS), Uniform)
+    mixed = proposal("in-batch+popularity:0.75", COUNTS)
+    assert isinstance(mixed, Mixture)
+    assert [type(p) for p in mixed.parts] == [InBatch, Popularity]
+    for spec, said in (("unifrom", "there are uniform"), ("uniform:2", "takes no number"), ("popularity:x", "popularity:x")):
+        with pytest.raises(ValueError, match=said):
+            proposal(spec, COUNTS)
+
+
+def test_bad_input_is_refused() -> None:
+    full = Context(torch.tensor([0]), Ragged.from_pairs(torch.zeros(3, dtype=torch.int64), torch.arange(3), 1))
+    with pytest.raises(ValueError, match="nothing to draw"):
+        Uniform(3, per_query=True).sample(full, 2)
+    with pytest.raises(ValueError, match="at least one item"):
+        Uniform(0)
+    with pytest.raises(ValueError, match="positive"):
+        Popularity(torch.zeros(3))
+    with pytest.raises(ValueError, match="finite"):
+        Popularity(COUNTS, math.nan)
+    with pytest.raises(ValueError, match="two queries"):
+        InBatch(COUNTS).sample(Context(torch.tensor([1])), 1)
+    with pytest.raises(ValueError, match="not be negative"):
+        Uniform(3).sample(full, -1)
+    with pytest.raises(ValueError, match="share"):
+        Mixture([Uniform(3)], [1, 2])
+
+
+def test_no_draws_are_no_draws() -> None:
+    for made in (Uniform(6), Uniform(6, per_query=True), Popularity(COUNTS)):
+        assert made.sample(Context(torch.tensor([0])), 0).ids.shape[-1] == 0

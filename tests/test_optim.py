@@ -1,0 +1,107 @@
+"""Row-sparse optimisers: right rows, right clocks."""
+
+import pytest
+import torch
+
+from steelyard.optim import RowAdagrad, RowAdam, merge_rows
+
+
+def sparse(rows: list[int], values: torch.Tensor, n: int) -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.tensor([rows]), values, (n, values.shape[1]), check_invariants=True)
+
+
+def test_rows_that_come_twice_are_summed_and_order_does_not_matter() -> None:
+    values = torch.tensor([[1.0, 2], [10, 20], [100, 200]])
+    rows, grad = merge_rows(sparse([4, 1, 4], values, 5))
+    assert rows.tolist() == [1, 4]
+    assert grad.tolist() == [[10, 20], [101, 202]]
+    rows, grad = merge_rows(sparse([4, 1, 0], values, 5))
+    assert rows.tolist() == [0, 1, 4]
+    assert grad.tolist() == [[100, 200], [10, 20], [1, 2]]
+
+
+def naive_adagrad(w: torch.Tensor, grads: list[torch.Tensor], lr: float, eps: float) -> torch.Tensor:
+    w, total = w.clone(), torch.zeros(len(w), dtype=w.dtype)
+    for g in grads:
+        for r in range(len(w)):
+            total[r] += sum(float(x) ** 2 for x in g[r]) / w.shape[1]
+            if bool((g[r] != 0).any()):
+                w[r] -= lr * g[r] / (total[r].sqrt() + eps)
+    return w
+
+
+def test_adagrad_equals_a_loop_over_all_rows() -> None:
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(6, 3, generator=g, dtype=torch.float64)
+    p = torch.nn.Parameter(w.clone())
+    optimizer = RowAdagrad([p], lr=0.3)
+    grads = []
+    for rows in ([0, 2, 2], [5], [2, 5, 1]):
+        values = torch.randn(len(rows), 3, generator=g, dtype=torch.float64)
+        p.grad = sparse(rows, values, 6)
+        grads.append(p.grad.to_dense())
+        optimizer.step()
+    torch.testing.assert_close(p.data, naive_adagrad(w, grads, 0.3, 1e-8))
+
+
+def test_adam_with_one_column_and_every_row_touched_equals_torch() -> None:
+    g = torch.Generator().manual_seed(0)
+    w = torch.randn(4, 1, generator=g, dtype=torch.float64)
+    ours, theirs = torch.nn.Parameter(w.clone()), torch.nn.Parameter(w.clone())
+    a, b = RowAdam([ours], lr=0.1), torch.optim.Adam([theirs], lr=0.1)
+    for _ in range(20):
+        grad = torch.randn(4, 1, generator=g, dtype=torch.float64)
+        ours.grad, theirs.grad = grad.to_sparse(1), grad.clone()
+        a.step()
+        b.step()
+    torch.testing.assert_close(ours.data, theirs.data, rtol=1e-9, atol=1e-12)
+
+
+def test_the_first_step_of_a_row_has_length_lr_however_late_it_comes() -> None:
+    p = torch.nn.Parameter(torch.zeros(2, 1))
+    optimizer = RowAdam([p], lr=0.1)
+    for _ in range(500):
+        p.grad = sparse([0], torch.tensor([[1.0]]), 2)
+        optimizer.step()
+    p.grad = sparse([1], torch.tensor([[7.0]]), 2)
+    optimizer.step()
+    assert float(p[1]) == pytest.approx(-0.1, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [RowAdagrad, RowAdam])
+def test_rows_without_gradient_do_not_move(kind: type) -> None:
+    p = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = kind([p], lr=0.5)
+    for row in (0, 0, 2):
+        p.grad = sparse([row], torch.ones(1, 2), 3)
+        optimizer.step()
+    assert p[1].tolist() == [1, 1]
+    assert not bool((p[0] == 1).any())
+
+
+@pytest.mark.parametrize("kind", [RowAdagrad, RowAdam])
+def test_state_goes_through_a_state_dict(kind: type) -> None:
+    results = []
+    for reload in (False, True):
+        p = torch.nn.Parameter(torch.ones(3, 2))
+        optimizer = kind([p], lr=0.5)
+        for row in (0, 2, 0):
+            p.grad = sparse([row], torch.full((1, 2), 3.0), 3)
+            optimizer.step()
+            if reload:
+                state = optimizer.state_dict()
+                optimizer = kind([p], lr=0.5)
+                optimizer.load_state_dict(state)
+        results.append(p.detach().clone())
+    assert torch.equal(*results)
+
+
+def test_dense_gradients_and_bad_settings_are_refused() -> None:
+    p = torch.nn.Parameter(torch.ones(3, 2))
+    p.grad = torch.ones(3, 2)
+    with pytest.raises(TypeError, match="sparse=True"):
+        RowAdagrad([p]).step()
+    with pytest.raises(ValueError, match="lr"):
+        RowAdagrad([p], lr=0)
+    with pytest.raises(ValueError, match="betas"):
+        RowAdam([p], betas=(0.9, 1.0))
