@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numba
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -80,13 +83,23 @@ class Ragged:
         Args:
             rows: int64, (m,).
         """
-        counts = self.counts[rows]
         offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
-        torch.cumsum(counts, 0, out=offsets[1:])
-        starts = self.offsets[rows] - offsets[:-1]
-        index = torch.arange(int(offsets[-1])) + torch.repeat_interleave(starts, counts)
-        return Ragged(offsets, self.values[index])
+        torch.cumsum(self.counts[rows], 0, out=offsets[1:])
+        values = torch.empty(int(offsets[-1]), dtype=torch.int64)
+        _copy_rows(self.offsets.numpy(), self.values.numpy(), rows.numpy(), values.numpy())
+        return Ragged(offsets, values)
 
     def row_index(self) -> Tensor:
         """The row of each value, int64, same shape as `values`."""
         return torch.repeat_interleave(torch.arange(len(self)), self.counts)
+
+
+@numba.njit(cache=True)
+def _copy_rows(
+    offsets: NDArray[np.int64], values: NDArray[np.int64], rows: NDArray[np.int64], out: NDArray[np.int64]
+) -> None:
+    at = 0
+    for row in rows:
+        for i in range(offsets[row], offsets[row + 1]):
+            out[at] = values[i]
+            at += 1

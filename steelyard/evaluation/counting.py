@@ -5,11 +5,13 @@ Blocks must be C-contiguous: numba compiles a second, unvectorised form for stri
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-_Block = NDArray[np.floating]
+_Block = NDArray[Any]
 _Ids = NDArray[np.int64]
 
 _STRIP = 4096
@@ -29,9 +31,9 @@ def gather_targets(
 
 
 @njit(cache=True, nogil=True)
-def _count_strip(strip: _Block, mine: float) -> tuple[int, int]:
-    # The form that LLVM vectorises: a branch to an explicit 32-bit sum. Adding the comparison itself is 8 times
-    # slower, since numba widens that sum to 64 bits.
+def _count_strip(strip: _Block, mine: float) -> tuple[np.int32, np.int32]:
+    # The form that LLVM vectorises: a branch to an explicit 32-bit sum. Adding the comparison itself is
+    # 8 times slower.
     higher, level = np.int32(0), np.int32(0)
     for at in range(len(strip)):
         if strip[at] > mine:
@@ -42,7 +44,7 @@ def _count_strip(strip: _Block, mine: float) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True)
-def _count_nan(strip: _Block) -> int:
+def _count_nan(strip: _Block) -> np.int32:
     count = np.int32(0)
     for at in range(len(strip)):
         if strip[at] != strip[at]:
@@ -57,7 +59,6 @@ def count_targets(
     ids: _Ids,
     first: int,
     offsets: _Ids,
-    values: _Ids,
     seen_offsets: _Ids,
     seen_values: _Ids,
     scores: _Block,
@@ -76,7 +77,7 @@ def count_targets(
         low, high = offsets[query], offsets[query + 1]
         for start in range(0, width, _STRIP):
             strip = block[row, start : min(start + _STRIP, width)]
-            unordered += _count_nan(strip)
+            unordered += int(_count_nan(strip))
             for at in range(low, high):
                 higher, level = _count_strip(strip, scores[at])
                 above[at] += higher

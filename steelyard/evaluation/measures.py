@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 from numpy.typing import NDArray
 
 _Floats = NDArray[np.float64]
@@ -12,8 +12,10 @@ _Ids = NDArray[np.int64]
 RECALL, PRECISION, NDCG, MAP, HIT_RATE, MRR = range(6)
 
 
-@njit(cache=True, parallel=True)
+@njit(cache=True, nogil=True)
 def fill_measures(
+    first: int,
+    last: int,
     starts: _Ids,
     stops: _Ids,
     above: _Ids,
@@ -26,13 +28,13 @@ def fill_measures(
     out: _Floats,
     mrr: _Floats,
 ) -> None:
-    """Fill `out`, (6, cuts, queries), and the uncut `mrr`, (queries,).
+    """Fill `out`, (6, cuts, queries), and the uncut `mrr`, (queries,), of the queries `first` to `last`.
 
     Query q owns the entries `starts[q]` to `stops[q]`, sorted by `above`, targets beyond reach
     (`tied` 0) last; `ideal_gains` fall within each query. `discounts[n]` and `harmonic[n]` are the
     sums of the first n discounts and of 1 / rank, to the largest cut. `cuts` rise.
     """
-    for query in prange(len(starts)):
+    for query in range(first, last):
         start, stop = starts[query], stops[query]
         at, before = start, 0
         while at < stop and tied[at] > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from steelyard.evaluation.ranks import Ranks
 from steelyard.ragged import Ragged
 
 _MEASURES = ("recall", "precision", "ndcg", "map", "hit_rate", "mrr")
+_QUERIES_AT_ONCE = 1024
 _DRAWS_AT_ONCE = 2**21
 
 
@@ -72,7 +74,9 @@ class RankingMetrics:
         """
         row = self._index(name)
         if not 0 < level < 1 or resamples < 1:
-            raise ValueError(f"Give a level in (0, 1) and at least one resample, got {level} and {resamples}.")
+            raise ValueError(
+                f"Give a level in (0, 1) and at least one resample, got {level} and {resamples}."
+            )
         if self.n_queries < 2:
             raise ValueError("An interval needs at least two queries with targets, got one.")
         means = self._resampled.get((resamples, seed))
@@ -209,11 +213,11 @@ def recall_by_popularity(
     ordered, order = counts.sort(descending=True, stable=True)
     bin_of = torch.empty_like(order)
     bin_of[order] = ((ordered.cumsum(0) - ordered) * bins // ordered.sum()).clamp_(max=bins - 1)
-    share = (k - ranks.above).clamp(min=0).minimum(ranks.tied) / ranks.tied.clamp(min=1)
+    share = (k - ranks.above).clamp(min=0).minimum(ranks.tied).to(torch.float64) / ranks.tied.clamp(min=1)
     at = bin_of[targets.values]
     items = torch.bincount(bin_of, minlength=bins).tolist()
     sizes = torch.bincount(at, minlength=bins).tolist()
-    hits = torch.bincount(at, weights=share.to(torch.float64), minlength=bins).tolist()
+    hits = torch.bincount(at, weights=share, minlength=bins).tolist()
     rows = zip(items, sizes, hits, strict=True)
     return tuple(PopularitySlice(n, size, hit / size if size else None) for n, size, hit in rows)
 
@@ -227,7 +231,7 @@ def _measure(
     depth = np.arange(1, cuts[-1] + 1)
     out = np.zeros((len(_MEASURES), len(cuts), len(queries)))
     mrr = np.zeros(len(queries))
-    measures.fill_measures(
+    arguments = (
         targets.offsets[queries].numpy(),
         targets.offsets[queries + 1].numpy(),
         ranks.above.numpy()[order],
@@ -240,6 +244,13 @@ def _measure(
         out,
         mrr,
     )
+
+    def work(first: int) -> None:
+        measures.fill_measures(first, min(first + _QUERIES_AT_ONCE, len(queries)), *arguments)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for _ in pool.map(work, range(0, len(queries), _QUERIES_AT_ONCE)):
+            pass
     return out, mrr
 
 
@@ -248,9 +259,11 @@ def _resampled_means(values: Tensor, resamples: int, seed: int) -> Tensor:
     n = values.shape[1]
     generator = torch.Generator().manual_seed(seed)
     parts = []
-    for size in torch.arange(resamples).split(max(1, _DRAWS_AT_ONCE // n)):
-        drawn = torch.randint(n, (len(size), n), generator=generator)
-        drawn += torch.arange(len(size))[:, None] * n
-        times = torch.bincount(drawn.view(-1), minlength=len(size) * n).view(len(size), n)
+    at_once = max(1, _DRAWS_AT_ONCE // n)
+    for start in range(0, resamples, at_once):
+        size = min(at_once, resamples - start)
+        drawn = torch.randint(n, (size, n), generator=generator)
+        drawn += torch.arange(size)[:, None] * n
+        times = torch.bincount(drawn.view(-1), minlength=size * n).view(size, n)
         parts.append(times.to(torch.float64) @ values.T / n)
     return torch.cat(parts)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ _TILE_ROWS = 64
 _TILE_ITEMS = 4096
 _ROWS_AT_ONCE = 256
 
-_Block = NDArray[np.floating]
+_Block = NDArray[Any]
 _Ids = NDArray[np.int64]
 _Rows = tuple[_Ids, _Ids]
 
@@ -107,7 +108,7 @@ def count_ranks(
                 step(block.numpy(), ids.numpy(), first)
         buffers.put(block)
 
-    _run(work, active.split(rows), threads)
+    _run(work, _chunks(active, rows), threads)
     return tally.finish()
 
 
@@ -136,7 +137,7 @@ def ranks_from_scores(scores: Tensor, targets: Ragged, seen: Ragged | None = Non
         block = scores[int(ids[0]) : int(ids[-1]) + 1].to(dtype).contiguous()
         tally.gather_and_count(block.numpy(), ids.numpy(), 0)
 
-    _run(work, torch.arange(len(scores)).split(_ROWS_AT_ONCE), torch.get_num_threads())
+    _run(work, _chunks(torch.arange(len(scores)), _ROWS_AT_ONCE), torch.get_num_threads())
     return tally.finish()
 
 
@@ -216,11 +217,11 @@ class _Tally:
     def count(self, block: _Block, ids: _Ids, first: int) -> None:
         width = min(block.shape[1], self._n_items - first)
         counts = (self._scores, self._above, self._tied)
-        unordered = counting.count_targets(block, width, ids, first, *self._targets, *self._seen, *counts)
+        unordered = counting.count_targets(block, width, ids, first, self._targets[0], *self._seen, *counts)
         if unordered:
             raise ValueError(
-                f"{unordered} scores are NaN (first items from {first}, queries {ids[0]} to {ids[-1]}): NaN has "
-                "no rank. Look for NaN or infinite entries in the factors."
+                f"{unordered} scores are NaN among queries {ids[0]} to {ids[-1]}, and NaN has no rank; "
+                "look for NaN or infinite entries in the factors or scores."
             )
 
     def gather_and_count(self, block: _Block, ids: _Ids, first: int) -> None:
@@ -234,17 +235,21 @@ class _Tally:
 
 
 def _run(work: Callable[[Tensor], None], blocks: Sequence[Tensor], threads: int) -> None:
-    """Work on blocks of queries in parallel, one thread a block.
+    """Work on blocks of queries in parallel.
 
-    A thread a block, instead of all threads on each product, needs no barriers and makes the rounding of the
-    scores independent of the number of threads.
+    One thread a block, instead of all threads on each product, needs no barriers and makes the rounding
+    of the scores independent of the number of threads.
     """
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for _ in pool.map(work, (block for block in blocks if len(block))):
+            for _ in pool.map(work, blocks):
                 pass
     finally:
         torch.set_num_threads(threads)
+
+
+def _chunks(ids: Tensor, size: int) -> list[Tensor]:
+    return [ids[start : start + size] for start in range(0, len(ids), size)]
 
 
 def _floating(values: Tensor, name: str) -> Tensor:
@@ -256,7 +261,9 @@ def _floating(values: Tensor, name: str) -> Tensor:
 
 def _check_rows(rows: Ragged, name: str, n_queries: int, n_items: int | None = None) -> None:
     if len(rows) != n_queries:
-        raise ValueError(f"{name.capitalize()} have {len(rows)} rows for {n_queries} queries; give a row each.")
+        raise ValueError(
+            f"{name.capitalize()} have {len(rows)} rows for {n_queries} queries; give a row each."
+        )
     if len(rows.values) == 0:
         return
     low, high = int(rows.values.min()), int(rows.values.max())
@@ -270,7 +277,7 @@ def _check_rows(rows: Ragged, name: str, n_queries: int, n_items: int | None = N
 def _block_shape(n_rows: int, n_items: int, budget: int) -> tuple[int, int]:
     """Whole tiles of at most `budget` scores: all items if one tile of rows allows, else fewer items."""
     width = min(-(-n_items // _TILE_ITEMS), max(1, budget // (_TILE_ROWS * _TILE_ITEMS))) * _TILE_ITEMS
-    rows = min(-(-n_rows // _TILE_ROWS), max(1, budget // (_TILE_ROWS * max(width, 1)))) * _TILE_ROWS
+    rows = min(max(1, -(-n_rows // _TILE_ROWS)), max(1, budget // (_TILE_ROWS * max(width, 1)))) * _TILE_ROWS
     return rows, width
 
 

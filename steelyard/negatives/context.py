@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numba
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from steelyard.ragged import Ragged
@@ -70,21 +74,46 @@ class Context:
         return mask
 
     def _shared_hits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Look each relevant item up among the draws, rather than each draw among the items."""
-        rows, wanted = torch.arange(len(self)), self.positives
-        if self.known is not None:
-            rows, wanted = torch.cat([rows, self.known.row_index()]), torch.cat([wanted, self.known.values])
-        if not len(ids) or not len(wanted):
-            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-        drawn = torch.zeros(int(torch.maximum(ids.max(), wanted.max())) + 1, dtype=torch.bool)
-        drawn[ids] = True
-        present = drawn[wanted].nonzero().squeeze(1)
-        rows, wanted = rows[present], wanted[present]
-        ordered, order = ids.sort()
-        first = torch.searchsorted(ordered, wanted)
-        count = torch.searchsorted(ordered, wanted, right=True) - first
-        ends = count.cumsum(0)
-        within = torch.arange(int(ends[-1]) if len(ends) else 0) - torch.repeat_interleave(ends - count, count)
-        columns = order[torch.repeat_interleave(first, count) + within]
-        keys = torch.unique(torch.repeat_interleave(rows, count) * len(ids) + columns)
-        return keys // len(ids), keys % len(ids)
+        known = self.known or Ragged(torch.arange(len(self) + 1), self.positives)
+        rows, columns = _look_up(
+            self.positives.numpy(), known.offsets.numpy(), known.values.numpy(), ids.numpy()
+        )
+        return torch.from_numpy(rows), torch.from_numpy(columns)
+
+
+@numba.njit(cache=True)
+def _look_up(
+    positives: NDArray[np.int64], offsets: NDArray[np.int64], wanted: NDArray[np.int64], ids: NDArray[np.int64]
+) -> Any:
+    """Chain the draws of each item, then follow the chain of each item that a query wants.
+
+    A query wants few items, and most of those were not drawn: one look at a small table says so.
+    """
+    top = -1
+    for j in ids:
+        top = max(top, j)
+    first = np.full(top + 1, -1, np.int32)
+    following = np.empty(len(ids), np.int32)
+    for column in range(len(ids) - 1, -1, -1):
+        following[column] = first[ids[column]]
+        first[ids[column]] = column
+    rows, columns = np.empty(64, np.int64), np.empty(64, np.int64)
+    found = 0
+    for row in range(len(positives)):
+        apart = True
+        for i in range(offsets[row], offsets[row + 1] + 1):
+            if i == offsets[row + 1]:  # the positive last, unless it was among the known
+                item = positives[row] if apart else top + 1
+            else:
+                item = wanted[i]
+            if item > top or first[item] < 0:
+                continue
+            apart = apart and item != positives[row]
+            column = first[item]
+            while column >= 0:
+                if found == len(rows):
+                    rows, columns = np.append(rows, np.empty_like(rows)), np.append(columns, np.empty_like(columns))
+                rows[found], columns[found] = row, column
+                found += 1
+                column = following[column]
+    return rows[:found].copy(), columns[:found].copy()

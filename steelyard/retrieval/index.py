@@ -62,5 +62,5 @@ def _block(queries: Tensor, items: Tensor, k: int, width: int, out: Ragged | Non
     # A stable sort by score of candidates ordered by row breaks ties by the lower row.
     by_row = found.argsort(1)
     best, found = best.gather(1, by_row), found.gather(1, by_row)
-    order = best.argsort(1, descending=True, stable=True)[:, :k]
-    return best.gather(1, order), found.gather(1, order)
+    best, order = best.sort(dim=1, descending=True, stable=True)
+    return best[:, :k], found.gather(1, order[:, :k])

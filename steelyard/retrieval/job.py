@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
-from torch import Tensor
 
-from steelyard.evaluation import Ranks, count_ranks, ranking_metrics, recall_by_popularity
+from steelyard.evaluation import count_ranks, ranking_metrics
 from steelyard.files import write_json
 from steelyard.ragged import Ragged
 from steelyard.retrieval.checkpoint import CHECKPOINT
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.factors import MatrixFactorization
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.loop import LOG, Counters, Encoder, Model, Step, fit, has_checkpoint
+from steelyard.retrieval.loop import LOG, Encoder, Model, Step, fit, has_checkpoint
+from steelyard.retrieval.measuring import CUTOFFS, Parts, measure
 from steelyard.retrieval.retriever import CONFIG, ITEMS, SEEN, USERS, WEIGHTS, Retriever
 from steelyard.retrieval.splitting import split
 from steelyard.retrieval.text import TextEncoder
@@ -27,8 +26,6 @@ from steelyard.retrieval.towers import TextTowers
 
 METRICS, REPORT = "metrics.json", "report.html"
 OURS = {CONFIG, WEIGHTS, ITEMS, USERS, SEEN, METRICS, REPORT, LOG, CHECKPOINT}
-CUTOFFS = (5, 10, 20, 50)
-EXAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -42,23 +39,6 @@ class Trained:
 
     retriever: Retriever
     metrics: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """One data set cut in three: trained on, used to choose the epoch, and held out to the end.
-
-    Args:
-        train: pairs that steps are taken on.
-        validation: pairs that choose the epoch; out of `train`'s source, never of the test's.
-        test: pairs for the final metrics.
-        seen: items each user is known to have taken outside the test: left out when ranking the test.
-    """
-
-    train: Interactions
-    validation: Interactions
-    test: Interactions
-    seen: Ragged
 
 
 def train(
@@ -130,7 +110,7 @@ def train(
     retriever = _retriever(model, config, data, parts.seen)
     say(f"Best epoch {counters.best_epoch + 1} of {counters.epoch}; ranking all {data.n_items:,} items for the test.")
     metrics = measure(retriever, parts, counters) | {"train_seconds": round(time.monotonic() - started, 1)}
-    metrics["reading"] = data.reading.to_dict()
+    metrics |= {"reading": data.reading.to_dict(), "n_users": data.n_users, "n_items": data.n_items}
     if folder is not None:
         retriever.save(folder)
         write_json(folder / METRICS, metrics)
@@ -197,62 +177,6 @@ def _retriever(model: Model, config: TrainConfig, data: Interactions, seen: Ragg
     return Retriever(
         config, model, items, data.item_ids, data.item_texts, None if text else data.user_ids, None if text else seen
     )
-
-
-def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str, Any]:
-    """Test metrics with intervals, beside chance and popularity; slices by popularity; examples."""
-    test, config = parts.test, retriever.config
-    targets = test.known()
-    ranks = retriever.ranks(test)
-    result = ranking_metrics(ranks, targets, k=CUTOFFS)
-    counts = parts.train.item_counts()
-    baselines = {"chance": torch.zeros_like(counts)}
-    if not retriever.config.model == "text":
-        baselines["popularity"] = counts
-    return {
-        "test": result.to_dict(),
-        "test_queries": result.n_queries,
-        "test_queries_without_targets": result.skipped,
-        "unreachable_targets": result.unreachable,
-        "seen_items": "left out of the ranking" if retriever.seen is not None else "no query was seen in training",
-        "baselines": {name: _constant(score, targets, parts.seen) for name, score in baselines.items()},
-        "popularity_slices": recall_by_popularity(ranks, targets, counts, k=20),
-        "epochs": counters.history,
-        "best_epoch": counters.best_epoch,
-        "best_validation": {config.metric: counters.best_score},
-        "examples": examples(retriever, parts, ranks),
-        "training": config.to_dict(),
-        "temperature": float(torch.exp(-retriever.model.log_scale.detach())),
-    }
-
-
-def _constant(score: Tensor, targets: Ragged, seen: Ragged) -> dict[str, dict[str, float]]:
-    """Metrics of one ranking for all: the same score of each item for every user, ties averaged."""
-    ranks = count_ranks(torch.ones(len(targets), 1), score.float().unsqueeze(1), targets, seen)
-    return ranking_metrics(ranks, targets, k=CUTOFFS).to_dict()
-
-
-def examples(retriever: Retriever, parts: Parts, ranks: Ranks) -> list[dict[str, Any]]:
-    """A few test users, from well served to badly served: what they took, what they would be given."""
-    targets = parts.test.known()
-    users = (targets.counts > 0).nonzero().squeeze(1)
-    if not len(users):
-        return []
-    best = torch.full((len(targets),), 2**62).scatter_reduce(0, targets.row_index(), ranks.above, "amin")[users]
-    chosen = users[best.argsort(stable=True)][torch.linspace(0, len(users) - 1, EXAMPLES).long().unique()]
-    asked = parts.test.user_ids.gather(chosen.numpy())
-    if retriever.seen is None:
-        answers = retriever.search(asked.cast(pl.String).to_list(), k=5)
-    else:
-        answers = retriever.recommend(asked.to_list(), k=10)
-    out = []
-    for row, user in zip(chosen.tolist(), asked.to_list(), strict=True):
-        mine = answers.filter(pl.col(answers.columns[0]) == user)
-        wanted = parts.test.item_ids.gather(targets.row(row).numpy()).to_list()
-        history = [] if retriever.seen is None else retriever.item_ids.gather(retriever.seen.row(row).numpy()).to_list()
-        given = [{"item": item, "wanted": item in set(wanted)} for item in mine["item"].to_list()]
-        out.append({"user": user, "history": history[:20], "wanted": wanted[:20], "given": given})
-    return out
 
 
 def _prepare(out: str | Path | None, resume: bool, overwrite: bool) -> Path | None:

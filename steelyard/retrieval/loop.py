@@ -45,13 +45,24 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What the loop tells its watcher now and then: where it is and how it goes."""
+    """What the loop tells its watcher now and then: where it is and how it goes.
+
+    Args:
+        epoch: current epoch, from 0.
+        epochs: epochs at most.
+        step: steps done in this epoch.
+        steps_per_epoch: steps of an epoch.
+        rate: training pairs a second since the last report.
+        loss: of the last batch.
+        ess: mean effective number of its negatives.
+        score: best validation score so far.
+    """
 
     epoch: int
     epochs: int
     step: int
     steps_per_epoch: int
-    batch: int
+    rate: float
     loss: float
     ess: float
     score: float | None
@@ -180,6 +191,7 @@ class _Run:
         self.steps_per_epoch = -(-len(users) // config.batch)
         self.log_every = max(1, self.steps_per_epoch // LOGS_PER_EPOCH)
         self.started = time.monotonic()
+        self.told = self.started, 0
 
     def load(self) -> None:
         assert self.folder is not None
@@ -192,6 +204,7 @@ class _Run:
         )
         self.counters = Counters(**values)
         self.started = time.monotonic() - self.counters.seconds
+        self.told = time.monotonic(), self.counters.step
 
     def save(self) -> None:
         self.counters.seconds = time.monotonic() - self.started
@@ -289,11 +302,12 @@ class _Run:
             }
         )
         if self.watch is not None:
+            now = time.monotonic()
+            rate = (counters.step - self.told[1]) * self.config.batch / max(now - self.told[0], 1e-9)
+            self.told = now, counters.step
             done = counters.step - counters.epoch * self.steps_per_epoch
-            config = self.config
-            self.watch(
-                Step(counters.epoch, config.epochs, done, self.steps_per_epoch, config.batch, loss, ess, counters.best_score)
-            )
+            at = (counters.epoch, self.config.epochs, done, self.steps_per_epoch)
+            self.watch(Step(*at, rate, loss, ess, counters.best_score))
 
     def close_epoch(self, scores: dict[str, float]) -> None:
         """Keep the best weights, and decide whether to go on."""

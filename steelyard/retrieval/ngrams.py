@@ -1,4 +1,4 @@
-"""Text to hashed features: words, identifier parts, word pairs and character n-grams, straight from UTF-8 bytes."""
+"""Text to hashed features: words, parts of identifiers, word pairs and character n-grams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TextFeatures:
     Text `r` has features `ids[offsets[r] : offsets[r + 1]]`, rising; an empty text has none.
 
     Args:
-        ids: int64, (n,), in `[0, buckets)`: words first, then word pairs, then character n-grams.
+        ids: int32, (n,), in `[0, buckets)`: words first, then word pairs, then character n-grams.
         offsets: int64, (texts + 1,).
         counts: float32, (n,), at least 1.
     """
@@ -74,9 +74,9 @@ class Vocabulary:
     ngrams: int = 1 << 16
 
     def __post_init__(self) -> None:
-        if self.words < 1 or self.pairs < 0 or self.ngrams < 0:
+        if self.words < 1 or self.pairs < 0 or self.ngrams < 0 or self.buckets > 2**31 - 1:
             raise ValueError(
-                f"A vocabulary needs at least one bucket of words and no negative number, "
+                "A vocabulary needs at least one bucket of words, no negative number and below 2^31 in all, "
                 f"got words={self.words}, pairs={self.pairs}, ngrams={self.ngrams}."
             )
 
@@ -89,11 +89,12 @@ class Vocabulary:
 def hash_texts(texts: pl.Series | Sequence[str], vocabulary: Vocabulary) -> TextFeatures:
     """Count the hashed features of each text.
 
-    A word is a run of letters, digits, underscores and non-ASCII bytes. It is split into parts at underscores, where
-    lower case turns to upper (`camelCase`), before the last capital of a run (`HTTPServer`), and between letters
-    and digits. Features, lower-cased: each part; the whole word when it has several parts; each two parts in a
-    row; the character n-grams (3 to 5 bytes, with boundary marks) of each part. Hashes are 64-bit FNV-1a with a final
-    mix, the same on every machine.
+    A word is a run of letters, digits, underscores and non-ASCII bytes. It is split into parts at
+    underscores, where lower case turns to upper (`camelCase`), before the last capital of a run
+    (`HTTPServer`), and between letters and digits. Features, with ASCII in lower case: each part; the
+    whole word when it has several parts; each two parts in a row; the character n-grams (3 to 5 bytes,
+    with boundary marks) of each part. Hashes are 64-bit FNV-1a with a final mix, the same on every
+    machine.
 
     Args:
         texts: strings; null counts as empty.
@@ -107,13 +108,14 @@ def hash_texts(texts: pl.Series | Sequence[str], vocabulary: Vocabulary) -> Text
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     _, ends, data = array.buffers()
-    bounds = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1] if ends else np.zeros(1, np.int64)
+    bounds = np.zeros(1, np.int64) if ends is None else np.frombuffer(ends, np.int64)
+    bounds = bounds[array.offset : array.offset + len(array) + 1]
     content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     ids, offsets, counts = _hash_rows(content, bounds, vocabulary.words, vocabulary.pairs, vocabulary.ngrams)
     return TextFeatures(torch.from_numpy(ids), torch.from_numpy(offsets), torch.from_numpy(counts))
 
 
-@numba.njit(cache=True, inline="always")  # type: ignore[misc]
+@numba.njit(cache=True, inline="always")
 def _mixed(value: np.uint64) -> np.uint64:
     value ^= value >> np.uint64(33)
     value *= _MIX_1
@@ -122,17 +124,17 @@ def _mixed(value: np.uint64) -> np.uint64:
     return value ^ (value >> np.uint64(33))
 
 
-@numba.njit(cache=True, inline="always")  # type: ignore[misc]
+@numba.njit(cache=True, inline="always")
 def _fnv(state: np.uint64, byte: np.uint64) -> np.uint64:
     return (state ^ byte) * _FNV_PRIME
 
 
-@numba.njit(cache=True, inline="always")  # type: ignore[misc]
+@numba.njit(cache=True, inline="always")
 def _lower(byte: np.uint8) -> np.uint64:
     return np.uint64(byte + 32) if 65 <= byte <= 90 else np.uint64(byte)
 
 
-@numba.njit(cache=True, inline="always")  # type: ignore[misc]
+@numba.njit(cache=True, inline="always")
 def _kind(byte: np.uint8) -> int:
     """0 outside a word, 1 lower case or non-ASCII, 2 upper case, 3 digit, 4 underscore."""
     if 97 <= byte <= 122 or byte >= 128:
@@ -144,7 +146,7 @@ def _kind(byte: np.uint8) -> int:
     return 4 if byte == 95 else 0
 
 
-@numba.njit(cache=True)  # type: ignore[misc]
+@numba.njit(cache=True)
 def _part_end(content: NDArray[np.uint8], start: int, end: int) -> int:
     """Where the part that starts at `start` ends, inside a word that ends at `end`."""
     first = _kind(content[start])
@@ -160,9 +162,9 @@ def _part_end(content: NDArray[np.uint8], start: int, end: int) -> int:
     return i
 
 
-@numba.njit(cache=True)  # type: ignore[misc]
+@numba.njit(cache=True)
 def _add_ngrams(
-    content: NDArray[np.uint8], start: int, end: int, first: int, buckets: int, out: NDArray[np.int64], n: int
+    content: NDArray[np.uint8], start: int, end: int, first: int, buckets: int, out: NDArray[np.int32], n: int
 ) -> int:
     for begin in range(start - 1, end - 1):
         state = _FNV_OFFSET
@@ -178,9 +180,15 @@ def _add_ngrams(
     return n
 
 
-@numba.njit(cache=True)  # type: ignore[misc]
+@numba.njit(cache=True)
 def _hash_row(
-    content: NDArray[np.uint8], start: int, end: int, words: int, pairs: int, ngrams: int, out: NDArray[np.int64]
+    content: NDArray[np.uint8],
+    start: int,
+    end: int,
+    words: int,
+    pairs: int,
+    ngrams: int,
+    out: NDArray[np.int32],
 ) -> int:
     """Write the features of one text to `out`, repeats included; returns how many."""
     n = 0
@@ -224,25 +232,25 @@ def _hash_row(
     return n
 
 
-@numba.njit(cache=True)  # type: ignore[misc]
+@numba.njit(cache=True)
 def _hash_rows(
     content: NDArray[np.uint8], bounds: NDArray[np.int64], words: int, pairs: int, ngrams: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float32]]:
     rows = len(bounds) - 1
     longest = 0
     for r in range(rows):
         longest = max(longest, bounds[r + 1] - bounds[r])
     # A byte opens at most three n-grams and one word, pair and whole word; a boundary mark opens three more.
-    scratch = np.empty(9 * longest + 16, np.int64)
+    scratch = np.empty(9 * longest + 16, np.int32)
     offsets = np.zeros(rows + 1, np.int64)
-    ids = np.empty(max(16, 2 * (bounds[rows] - bounds[0])), np.int64)
+    ids = np.empty(max(16, 2 * (bounds[rows] - bounds[0])), np.int32)
     counts = np.empty(len(ids), np.float32)
     total = 0
     for r in range(rows):
         n = _hash_row(content, bounds[r], bounds[r + 1], words, pairs, ngrams, scratch)
         row = np.sort(scratch[:n])
         if total + n > len(ids):
-            ids = np.concatenate((ids[:total], np.empty(len(ids) + n, np.int64)))
+            ids = np.concatenate((ids[:total], np.empty(len(ids) + n, np.int32)))
             counts = np.concatenate((counts[:total], np.empty(len(ids) - total, np.float32)))
         for j in range(n):
             if j and row[j] == row[j - 1]:

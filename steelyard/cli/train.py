@@ -1,0 +1,175 @@
+"""`steelyard train`: interactions or text pairs in, a model folder with metrics and a report out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from steelyard.retrieval import Interactions, Step
+
+
+def command(
+    data: Annotated[
+        list[str] | None, typer.Argument(metavar="PATH", help="Files or folders: CSV, TSV, Parquet, JSONL, adjacency lists.")
+    ] = None,
+    test: Annotated[list[str] | None, typer.Option(help="Held-out file or folder; repeat for several.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Train on the documentation of the installed Python.")] = False,
+    format: Annotated[str, typer.Option(help="auto, csv, tsv, parquet, jsonl, adjacency or sessions.")] = "auto",
+    columns: Annotated[str | None, typer.Option(help="user=..,item=..,time=..,weight=.. or query=..,document=..,item=..")] = None,
+    split: Annotated[str, typer.Option(help="How to hold out: random, leave-last-out or time.")] = "random",
+    model: Annotated[str | None, typer.Option(help="mf (ids) or text; default: what the columns say, else mf.")] = None,
+    negatives: Annotated[
+        str | None,
+        typer.Option(help="uniform, popularity:0.75, in-batch, everything, or a sum such as in-batch+uniform."),
+    ] = None,
+    candidates: Annotated[int | None, typer.Option(help="Draws shared by each batch.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Length of the vectors.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data at most.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Interactions a step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate at the start.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adagrad or adam, both row-wise.")] = None,
+    similarity: Annotated[str | None, typer.Option(help="cosine or dot.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Scores are similarities divided by it.")] = None,
+    learn_temperature: Annotated[bool | None, typer.Option("--learn-temperature", help="Train the temperature too.")] = None,
+    patience: Annotated[int | None, typer.Option(help="Epochs without a better validation score before stopping; 0 never.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Validation score that chooses the epoch, such as ndcg@20.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default runs/ and the name of the data.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in the folder.")] = False,
+    checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
+) -> None:
+    """Train a retriever or recommender, measure it honestly, and write a report.
+
+    Reads interactions (user, item) or pairs (query, document); holds out validation data from the training
+    part; ranks the whole catalogue for the test; writes model.safetensors, vocabularies, metrics.json,
+    log.jsonl and report.html.
+    """
+    if demo == bool(data):
+        raise ValueError("Give a PATH to train on, or --demo; not both." if demo else "Give a PATH to train on, or --demo.")
+    changes = {
+        "negatives": negatives, "candidates": candidates, "dim": dim, "epochs": epochs, "batch": batch, "lr": lr,
+        "optimizer": optimizer, "similarity": similarity, "temperature": temperature,
+        "learn_temperature": learn_temperature, "patience": patience, "metric": metric, "seed": seed,
+    }  # fmt: skip
+    say = (lambda _: None) if as_json else (lambda line: typer.echo(line, err=True))
+    folder = out or Path("runs") / ("demo" if demo else _stem(data or []))
+
+    from steelyard.reports import write_training_report
+    from steelyard.retrieval import Stopped, TrainConfig, train
+    from steelyard.retrieval.demo import documentation_pairs
+
+    pairs, held = (documentation_pairs(), None) if demo else _read(data or [], test, format, _roles(columns), model)
+    say(str(pairs.reading))
+    if held is not None:
+        say(str(held.reading))
+    config = TrainConfig.of("text" if pairs.is_text else "mf", **changes)
+    try:
+        with _Progress(quiet=as_json) as progress:
+            trained = train(
+                pairs, held, config, split_by=split, out=folder, resume=resume, overwrite=overwrite,
+                checkpoint_seconds=checkpoint_every, watch=progress.watch, say=say,
+            )  # fmt: skip
+    except Stopped as stopped:
+        typer.echo(f"{stopped}\nGo on with the same command and --resume.", err=True)
+        raise typer.Exit(130) from None
+    report = write_training_report(folder)
+    if as_json:
+        typer.echo(json.dumps(trained.metrics))
+        return
+    _print(trained.metrics)
+    typer.echo(f"Model in {folder}, report in {report}.")
+
+
+def _read(
+    data: list[str], test: list[str] | None, format: str, columns: dict[str, str] | None, model: str | None
+) -> tuple[Interactions, Interactions | None]:
+    from steelyard.retrieval import read_interactions, read_test
+
+    if model not in (None, "mf", "text"):
+        raise ValueError(f"Unknown model {model!r}; there are mf and text.")
+    kind = "text" if model == "text" or (model is None and {"query", "document"} & set(columns or {})) else "ids"
+    pairs = read_interactions(data, format=format, columns=columns, kind=kind)
+    held = read_test(test, pairs, format=format, columns=columns) if test else None
+    return pairs, held
+
+
+def _roles(columns: str | None) -> dict[str, str] | None:
+    """`user=a,item=b` as a dict."""
+    if columns is None:
+        return None
+    roles = {}
+    for part in columns.split(","):
+        role, equals, name = part.partition("=")
+        if not equals or not role.strip() or not name.strip():
+            raise ValueError(f"--columns wants role=name, joined by commas; {part!r} is not of that form.")
+        roles[role.strip()] = name.strip()
+    return roles
+
+
+def _stem(paths: list[str]) -> str:
+    """The data's name for the output folder: the file's without endings, or the folder's."""
+    path = Path(paths[0]).expanduser().resolve()
+    stem = path.name.split(".")[0] or path.name
+    return path.parent.name if stem in ("train", "data", "interactions") else stem
+
+
+class _Progress:
+    """A bar an epoch on a terminal, a line an epoch elsewhere."""
+
+    def __init__(self, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        self.live = not quiet and console.is_terminal
+        self.quiet = quiet
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[info]}"),
+            TimeRemainingColumn(), console=console, transient=True, disable=not self.live,
+        )  # fmt: skip
+        self.task = self.bar.add_task("training", total=None, info="")
+        self.epoch = -1
+
+    def __enter__(self) -> _Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.bar.stop()
+
+    def watch(self, step: Step) -> None:
+        best = "" if step.score is None else f"  best validation {step.score:.4f}"
+        info = f"loss {step.loss:.4f}  {step.rate:,.0f} pairs/s  effective negatives {step.ess:,.0f}{best}"
+        self.bar.update(
+            self.task,
+            description=f"epoch {step.epoch + 1} of at most {step.epochs}",
+            completed=step.epoch * step.steps_per_epoch + step.step,
+            total=step.epochs * step.steps_per_epoch,
+            info=info,
+        )
+        if not self.live and not self.quiet and step.epoch != self.epoch:
+            self.epoch = step.epoch
+            print(f"epoch {step.epoch + 1}  {info}", file=sys.stderr, flush=True)
+
+
+def _print(metrics: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = {"model": metrics["test"], **metrics["baselines"]}
+    table = Table("", *rows, title=f"Test: {metrics['test_queries']:,} queries, whole catalogue ranked", title_justify="left")
+    for name in ("recall@10", "recall@20", "ndcg@10", "ndcg@20", "hit_rate@10", "mrr"):
+        values = [row[name] for row in rows.values()]
+        table.add_row(name, *(f"{v['mean']:.4f} [{v['low']:.4f}, {v['high']:.4f}]" for v in values))
+    console = Console()
+    console.print(table)
+    console.print(f"Items seen in training: {metrics['seen_items']}.", highlight=False)
+    if metrics["unreachable_targets"]:
+        console.print(f"{metrics['unreachable_targets']:,} test items were seen in training, so no ranking can reach them.")

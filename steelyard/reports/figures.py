@@ -1,0 +1,76 @@
+"""The pictures of a report, as SVG text that goes into a page."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+INK, ACCENT, SECOND, PALE = "#22303c", "#0f6b6b", "#c4622d", "#9aa7b0"
+BASE_COLOURS = (ACCENT, PALE, SECOND, "#6b5b95")
+
+
+def _new(width: float = 5.2, height: float = 2.9) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(PALE)
+    axes.tick_params(colors=INK, labelsize=8, length=3)
+    axes.grid(axis="y", color="#e8ecee", linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "steelyard", "font.family": "sans-serif"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
+
+
+def curve(
+    x: Sequence[float], y: Sequence[float], *, label_x: str, label_y: str, mark: int | None = None, colour: str = ACCENT
+) -> str:
+    """A line, with the chosen point marked."""
+    figure, axes = _new()
+    axes.plot(x, y, color=colour, linewidth=1.6, marker="o" if len(x) < 60 else None, markersize=2.5)
+    if mark is not None:
+        axes.plot([x[mark]], [y[mark]], "o", color=SECOND, markersize=7, markerfacecolor="none", markeredgewidth=1.8)
+        axes.annotate("chosen", (x[mark], y[mark]), xytext=(0, -14), textcoords="offset points", ha="center", fontsize=8, color=SECOND)
+    axes.set_xlabel(label_x, fontsize=9, color=INK)
+    axes.set_ylabel(label_y, fontsize=9, color=INK)
+    return _svg(figure)
+
+
+def metric_bars(rows: Mapping[str, Mapping[str, Mapping[str, float]]], names: Sequence[str]) -> str:
+    """Groups of bars, one group a metric and one bar a row, with their intervals."""
+    figure, axes = _new(10.6, 3.0)
+    width = 0.8 / len(rows)
+    for r, (row, values) in enumerate(rows.items()):
+        means = [values[name]["mean"] for name in names]
+        below = [max(0.0, values[name]["mean"] - values[name]["low"]) for name in names]
+        above = [max(0.0, values[name]["high"] - values[name]["mean"]) for name in names]
+        places = [i + (r - (len(rows) - 1) / 2) * width for i in range(len(names))]
+        axes.bar(places, means, width * 0.92, color=BASE_COLOURS[r % 4], label=row)
+        axes.errorbar(places, means, [below, above], fmt="none", ecolor=INK, elinewidth=1, capsize=2)
+    axes.set_xticks(range(len(names)), names)
+    axes.legend(frameon=False, fontsize=8, ncols=len(rows), loc="upper left", bbox_to_anchor=(0, 1.14))
+    return _svg(figure)
+
+
+def slice_bars(slices: Sequence[Mapping[str, Any]], labels: Sequence[str], values: Sequence[float]) -> str:
+    """One bar a popularity slice."""
+    figure, axes = _new()
+    axes.bar(range(len(slices)), values, 0.6, color=ACCENT)
+    for i, value in enumerate(values):
+        axes.annotate(f"{value:.3f}", (i, value), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8, color=INK)
+    axes.set_xticks(range(len(slices)), labels, fontsize=8)
+    axes.set_ylabel("share found in the first 20", fontsize=9, color=INK)
+    return _svg(figure)
