@@ -96,9 +96,13 @@ def implicit(queries: torch.Tensor, items: torch.Tensor, targets: Ragged, seen: 
 
 
 def recbole(queries: torch.Tensor, items: torch.Tensor, targets: Ragged, seen: Ragged) -> dict[str, float]:
-    """RecBole's collector and evaluator, fed as its trainer feeds them, with the same measures and depths as ours."""
+    """RecBole's collector and evaluator, fed as its trainer feeds them, with our measures and depths.
+
+    Its default batch would hold one user; `RECBOLE_BATCH` users at once are faster.
+    """
     from recbole.evaluator import Collector, Evaluator
 
+    float = float  # type: ignore[attr-defined]  # RecBole 1.2 names it; NumPy dropped it in 1.24
     config: dict[str, Any] = {
         "metrics": ["Recall", "Precision", "NDCG", "MAP", "Hit", "MRR"],
         "topk": [5, 10, 20, 50],

@@ -116,10 +116,12 @@ class Draws:
         if len(draws) == 1:
             return draws[0]
         try:
-            lead = torch.broadcast_shapes(*(d.ids.shape[:-1] for d in draws))
+            lead = torch.broadcast_shapes(*(d.ids.shape[:-1] for d in draws))  # type: ignore[no-untyped-call]
         except RuntimeError:
             shapes = [tuple(d.ids.shape) for d in draws]
-            raise ValueError(f"Draws of shapes {shapes} do not broadcast in their leading dimensions.") from None
+            raise ValueError(
+                f"Draws of shapes {shapes} do not broadcast in their leading dimensions."
+            ) from None
         ids = torch.cat([d.ids.expand(*lead, d.ids.shape[-1]) for d in draws], -1)
 
         def design(asked: Tensor) -> Tensor:

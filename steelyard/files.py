@@ -59,7 +59,9 @@ def write_json(path: Path, content: Any) -> None:
         ValueError: the content holds NaN or infinity, which JSON has not.
     """
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )
 
 
 def read_json(path: Path) -> Any:
@@ -72,15 +74,23 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing: is {path.parent} a folder that steelyard wrote?") from None
+        raise FileNotFoundError(
+            f"{path} is missing: is {path.parent} a folder that steelyard wrote?"
+        ) from None
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); the file is damaged or not steelyard's.") from None
+        raise ValueError(
+            f"{path} is not valid JSON ({error}); the file is damaged or not steelyard's."
+        ) from None
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write named tensors as safetensors, atomically."""
     with replacing(path) as temporary:
-        save_file({name: t.detach().contiguous() for name, t in tensors.items()}, temporary, dict(metadata or {}))
+        save_file(
+            {name: t.detach().contiguous() for name, t in tensors.items()}, temporary, dict(metadata or {})
+        )
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -96,4 +106,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call, unused-ignore]
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as safetensors ({error}); the file is damaged or foreign.") from None
+        raise ValueError(
+            f"{path} cannot be read as safetensors ({error}); the file is damaged or foreign."
+        ) from None

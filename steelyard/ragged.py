@@ -32,7 +32,9 @@ class Ragged:
     def __post_init__(self) -> None:
         offsets, values = self.offsets, self.values
         if offsets.dtype != torch.int64 or values.dtype != torch.int64:
-            raise ValueError(f"Ragged wants int64 tensors, got offsets {offsets.dtype}, values {values.dtype}.")
+            raise ValueError(
+                f"Ragged wants int64 tensors, got offsets {offsets.dtype}, values {values.dtype}."
+            )
         if offsets.ndim != 1 or values.ndim != 1 or len(offsets) == 0:
             raise ValueError("Ragged wants one-dimensional tensors and at least one offset.")
         if int(offsets[0]) != 0 or int(offsets[-1]) != len(values) or bool((offsets.diff() < 0).any()):

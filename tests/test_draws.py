@@ -36,7 +36,9 @@ def test_shared_and_per_query_draws_merge_by_broadcasting() -> None:
     merged = Draws.merge([constant(0.0, [1, 1]), per_query])
     assert merged.ids.tolist() == [[1, 1, 0], [1, 1, 2]]
     with pytest.raises(ValueError, match="broadcast"):
-        Draws.merge([per_query, Draws(torch.zeros(3, 1, dtype=torch.int64), torch.zeros(()), per_query.design)])
+        Draws.merge(
+            [per_query, Draws(torch.zeros(3, 1, dtype=torch.int64), torch.zeros(()), per_query.design)]
+        )
 
 
 @pytest.mark.slow
@@ -79,12 +81,16 @@ def test_in_batch_counts_are_those_of_a_shuffled_epoch() -> None:
     seen = torch.zeros(runs, 6, dtype=torch.float64)
     for r in range(runs):
         others = torch.randperm(len(data) - 1, generator=g)[: b - 1]
-        pool = torch.cat([data[: 12], data[13:]])  # the query's own pair is number 12, of item 2
+        pool = torch.cat([data[:12], data[13:]])  # the query's own pair is number 12, of item 2
         batch = torch.cat([data[12:13], pool[others]])
         draws = proposal.sample(Context(batch), 3, generator=g)
         kept = draws.ids[draws.ids != 2]
         seen[r] = torch.bincount(kept, minlength=6)
-    expected = proposal.sample(Context(torch.tensor([2, 1, 1, 1, 1])), 3, generator=g).log_expected_of(torch.arange(6)).exp()
+    expected = (
+        proposal.sample(Context(torch.tensor([2, 1, 1, 1, 1])), 3, generator=g)
+        .log_expected_of(torch.arange(6))
+        .exp()
+    )
     others = torch.tensor([0, 1, 3, 4, 5])
     z = (seen.mean(0) - expected) / (seen.std(0) / math.sqrt(runs))
     assert float(z[others].abs().max()) < 4.75

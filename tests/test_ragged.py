@@ -11,7 +11,9 @@ pairs = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=40)
 
 
 @given(pairs, st.lists(st.integers(0, 6), max_size=12))
-def test_it_groups_pairs_into_sorted_sets_and_takes_rows(given_pairs: list[tuple[int, int]], rows: list[int]) -> None:
+def test_it_groups_pairs_into_sorted_sets_and_takes_rows(
+    given_pairs: list[tuple[int, int]], rows: list[int]
+) -> None:
     sets: list[set[int]] = [set() for _ in range(7)]
     for row, value in given_pairs:
         sets[row].add(value)

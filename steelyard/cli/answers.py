@@ -32,4 +32,8 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
     text = " ".join(str(value).split())
-    return escape(text[:TEXT_WIDTH] + ("…" if len(text) > TEXT_WIDTH else "")) if name == "text" else escape(text)
+    return (
+        escape(text[:TEXT_WIDTH] + ("…" if len(text) > TEXT_WIDTH else ""))
+        if name == "text"
+        else escape(text)
+    )

@@ -14,7 +14,9 @@ def command(
     model: Annotated[Path, typer.Argument(help="Folder of a finished `steelyard train`.")],
     user: Annotated[list[str], typer.Option(help="User id as in the training file; repeat for several.")],
     k: Annotated[int, typer.Option("-k", help="How many items.")] = 10,
-    include_seen: Annotated[bool, typer.Option("--include-seen", help="Also items the user took in training.")] = False,
+    include_seen: Annotated[
+        bool, typer.Option("--include-seen", help="Also items the user took in training.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Recommend items to users, those they took in training left out."""

@@ -15,17 +15,30 @@ if TYPE_CHECKING:
 
 def command(
     data: Annotated[
-        list[str] | None, typer.Argument(metavar="PATH", help="Files or folders: CSV, TSV, Parquet, JSONL, adjacency lists.")
+        list[str] | None,
+        typer.Argument(metavar="PATH", help="Files or folders: CSV, TSV, Parquet, JSONL, adjacency lists."),
     ] = None,
-    test: Annotated[list[str] | None, typer.Option(help="Held-out file or folder; repeat for several.")] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Train on the documentation of the installed Python.")] = False,
-    format: Annotated[str, typer.Option(help="auto, csv, tsv, parquet, jsonl, adjacency or sessions.")] = "auto",
-    columns: Annotated[str | None, typer.Option(help="user=..,item=..,time=..,weight=.. or query=..,document=..,item=..")] = None,
+    test: Annotated[
+        list[str] | None, typer.Option(help="Held-out file or folder; repeat for several.")
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Train on the documentation of the installed Python.")
+    ] = False,
+    format: Annotated[
+        str, typer.Option(help="auto, csv, tsv, parquet, jsonl, adjacency or sessions.")
+    ] = "auto",
+    columns: Annotated[
+        str | None, typer.Option(help="user=..,item=..,time=..,weight=.. or query=..,document=..,item=..")
+    ] = None,
     split: Annotated[str, typer.Option(help="How to hold out: random, leave-last-out or time.")] = "random",
-    model: Annotated[str | None, typer.Option(help="mf (ids) or text; default: what the columns say, else mf.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="mf (ids) or text; default: what the columns say, else mf.")
+    ] = None,
     negatives: Annotated[
         str | None,
-        typer.Option(help="uniform, popularity:0.75, in-batch, everything, or a sum such as in-batch+uniform."),
+        typer.Option(
+            help="uniform, popularity:0.75, in-batch, everything, or a sum such as in-batch+uniform."
+        ),
     ] = None,
     candidates: Annotated[int | None, typer.Option(help="Draws shared by each batch.")] = None,
     dim: Annotated[int | None, typer.Option(help="Length of the vectors.")] = None,
@@ -35,13 +48,25 @@ def command(
     optimizer: Annotated[str | None, typer.Option(help="adagrad or adam, both row-wise.")] = None,
     similarity: Annotated[str | None, typer.Option(help="cosine or dot.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Scores are similarities divided by it.")] = None,
-    learn_temperature: Annotated[bool | None, typer.Option("--learn-temperature", help="Train the temperature too.")] = None,
-    patience: Annotated[int | None, typer.Option(help="Epochs without a better validation score before stopping; 0 never.")] = None,
-    metric: Annotated[str | None, typer.Option(help="Validation score that chooses the epoch, such as ndcg@20.")] = None,
+    learn_temperature: Annotated[
+        bool | None, typer.Option("--learn-temperature", help="Train the temperature too.")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Epochs without a better validation score before stopping; 0 never.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="Validation score that chooses the epoch, such as ndcg@20.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder; default runs/ and the name of the data.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in the folder.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder; default runs/ and the name of the data.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the folder's last checkpoint.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what an earlier run left in the folder.")
+    ] = False,
     checkpoint_every: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
@@ -52,20 +77,28 @@ def command(
     log.jsonl and report.html.
     """
     if demo == bool(data):
-        raise ValueError("Give a PATH to train on, or --demo; not both." if demo else "Give a PATH to train on, or --demo.")
+        raise ValueError(
+            "Give a PATH to train on, or --demo; not both." if demo else "Give a PATH to train on, or --demo."
+        )
     changes = {
         "negatives": negatives, "candidates": candidates, "dim": dim, "epochs": epochs, "batch": batch, "lr": lr,
         "optimizer": optimizer, "similarity": similarity, "temperature": temperature,
         "learn_temperature": learn_temperature, "patience": patience, "metric": metric, "seed": seed,
     }  # fmt: skip
-    say = (lambda _: None) if as_json else (lambda line: typer.echo(line, err=True))
     folder = out or Path("runs") / ("demo" if demo else _stem(data or []))
 
     from steelyard.reports import write_training_report
     from steelyard.retrieval import Stopped, TrainConfig, train
     from steelyard.retrieval.demo import documentation_pairs
 
-    pairs, held = (documentation_pairs(), None) if demo else _read(data or [], test, format, _roles(columns), model)
+    pairs, held = (
+        (documentation_pairs(), None) if demo else _read(data or [], test, format, _roles(columns), model)
+    )
+
+    def say(line: str) -> None:
+        if not as_json:
+            typer.echo(line, err=True)
+
     say(str(pairs.reading))
     if held is not None:
         say(str(held.reading))
@@ -94,7 +127,9 @@ def _read(
 
     if model not in (None, "mf", "text"):
         raise ValueError(f"Unknown model {model!r}; there are mf and text.")
-    kind = "text" if model == "text" or (model is None and {"query", "document"} & set(columns or {})) else "ids"
+    kind = (
+        "text" if model == "text" or (model is None and {"query", "document"} & set(columns or {})) else "ids"
+    )
     pairs = read_interactions(data, format=format, columns=columns, kind=kind)
     held = read_test(test, pairs, format=format, columns=columns) if test else None
     return pairs, held
@@ -164,7 +199,12 @@ def _print(metrics: dict[str, Any]) -> None:
     from rich.table import Table
 
     rows = {"model": metrics["test"], **metrics["baselines"]}
-    table = Table("", *rows, title=f"Test: {metrics['test_queries']:,} queries, whole catalogue ranked", title_justify="left")
+    table = Table(
+        "",
+        *rows,
+        title=f"Test: {metrics['test_queries']:,} queries, whole catalogue ranked",
+        title_justify="left",
+    )
     for name in ("recall@10", "recall@20", "ndcg@10", "ndcg@20", "hit_rate@10", "mrr"):
         values = [row[name] for row in rows.values()]
         table.add_row(name, *(f"{v['mean']:.4f} [{v['low']:.4f}, {v['high']:.4f}]" for v in values))
@@ -172,4 +212,6 @@ def _print(metrics: dict[str, Any]) -> None:
     console.print(table)
     console.print(f"Items seen in training: {metrics['seen_items']}.", highlight=False)
     if metrics["unreachable_targets"]:
-        console.print(f"{metrics['unreachable_targets']:,} test items were seen in training, so no ranking can reach them.")
+        console.print(
+            f"{metrics['unreachable_targets']:,} test items were seen in training, so no ranking can reach them."
+        )

@@ -72,7 +72,12 @@ def fused_sampled_softmax(
 
 
 def fused_softmax(
-    queries: Tensor, items: Tensor, targets: Tensor, *, scale: float | Tensor = 1.0, chunk_bytes: int = 1 << 23
+    queries: Tensor,
+    items: Tensor,
+    targets: Tensor,
+    *,
+    scale: float | Tensor = 1.0,
+    chunk_bytes: int = 1 << 23,
 ) -> Tensor:
     """Mean full softmax cross-entropy over a whole catalogue, in bounded memory.
 
@@ -94,7 +99,9 @@ def fused_softmax(
     if targets.shape != queries.shape[:1]:
         raise ValueError(f"targets must be ({len(queries)},), got {tuple(targets.shape)}.")
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < len(items):
-        raise ValueError(f"targets must lie in [0, {len(items)}), got {int(targets.min())} to {int(targets.max())}.")
+        raise ValueError(
+            f"targets must lie in [0, {len(items)}), got {int(targets.min())} to {int(targets.max())}."
+        )
     positive = (queries * items[targets]).sum(-1) * scale
     hits = (torch.arange(len(targets)), targets)
     return fused_sampled_softmax(positive, queries, items, scale=scale, hits=hits, chunk_bytes=chunk_bytes)
@@ -139,7 +146,7 @@ class _Fused(torch.autograd.Function):
         share: Tensor,
         chunk_bytes: int,
     ) -> Tensor:
-        (n, d), k = queries.shape, len(candidates)
+        n, k = len(queries), len(candidates)
         wanted = any(ctx.needs_input_grad[:4])
         # exp2 runs at twice the speed of exp, so logits are kept in units of log 2.
         unit = 1 / math.log(2)
@@ -174,5 +181,8 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, misc, unused-ignore]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = [grad * g if need else None for g, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)]
+        gradients = [
+            grad * g if need else None
+            for g, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        ]
         return (*gradients, None, None, None, None)

@@ -39,7 +39,9 @@ def proposal(spec: str, counts: Tensor) -> Proposal:
     for word in spec.split("+"):
         name, _, number = word.strip().partition(":")
         if name not in PROPOSALS:
-            raise ValueError(f"Unknown negatives {name!r} in {spec!r}; there are {', '.join(PROPOSALS)}, joined by '+'.")
+            raise ValueError(
+                f"Unknown negatives {name!r} in {spec!r}; there are {', '.join(PROPOSALS)}, joined by '+'."
+            )
         if number and name != "popularity":
             raise ValueError(f"{name!r} takes no number, got {word!r}.")
         try:

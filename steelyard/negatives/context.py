@@ -83,7 +83,10 @@ class Context:
 
 @numba.njit(cache=True)
 def _look_up(
-    positives: NDArray[np.int64], offsets: NDArray[np.int64], wanted: NDArray[np.int64], ids: NDArray[np.int64]
+    positives: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    ids: NDArray[np.int64],
 ) -> Any:
     """Chain the draws of each item, then follow the chain of each item that a query wants.
 
@@ -102,17 +105,18 @@ def _look_up(
     for row in range(len(positives)):
         apart = True
         for i in range(offsets[row], offsets[row + 1] + 1):
-            if i == offsets[row + 1]:  # the positive last, unless it was among the known
-                item = positives[row] if apart else top + 1
-            else:
-                item = wanted[i]
+            last = i == offsets[row + 1]  # the positive, unless it was among the known
+            item = wanted[i] if not last else positives[row] if apart else top + 1
             if item > top or first[item] < 0:
                 continue
             apart = apart and item != positives[row]
             column = first[item]
             while column >= 0:
                 if found == len(rows):
-                    rows, columns = np.append(rows, np.empty_like(rows)), np.append(columns, np.empty_like(columns))
+                    rows, columns = (
+                        np.append(rows, np.empty_like(rows)),
+                        np.append(columns, np.empty_like(columns)),
+                    )
                 rows[found], columns[found] = row, column
                 found += 1
                 column = following[column]

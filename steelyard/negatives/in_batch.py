@@ -35,7 +35,9 @@ class InBatch:
             raise ValueError("counts must be finite and not negative.")
         total = float(weights.sum())
         if total < 2:
-            raise ValueError(f"In-batch candidates need at least two interactions, the counts sum to {total:g}.")
+            raise ValueError(
+                f"In-batch candidates need at least two interactions, the counts sum to {total:g}."
+            )
         self._log_rate = (weights / (total - 1)).log().to(torch.float32)
 
     def sample(self, context: Context, n: int, *, generator: torch.Generator | None = None) -> Draws:

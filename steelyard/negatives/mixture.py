@@ -34,7 +34,9 @@ class Mixture:
     def __init__(self, parts: Sequence[Proposal], shares: Sequence[float] | None = None) -> None:
         shares = [1.0] * len(parts) if shares is None else list(shares)
         if not parts or len(parts) != len(shares):
-            raise ValueError(f"A mixture needs parts and one share for each, got {len(parts)} and {len(shares)}.")
+            raise ValueError(
+                f"A mixture needs parts and one share for each, got {len(parts)} and {len(shares)}."
+            )
         if not all(math.isfinite(s) and s > 0 for s in shares):
             raise ValueError(f"Shares must be positive and finite, got {shares}.")
         self.parts = list(parts)

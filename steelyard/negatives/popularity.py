@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from steelyard.draws import Draws
-from steelyard.negatives.context import Context
 from steelyard.sampling.alias import AliasTable
 
 
@@ -40,7 +39,7 @@ class Popularity:
         self.table = AliasTable(torch.where(weights == 0, weights, weights**alpha))
         self._log_q = self.table.log_probability.to(torch.float32)
 
-    def sample(self, context: Any, n: int, *, generator: torch.Generator | None = None) -> Draws:
+    def sample(self, context: Any, n: int, *, generator: torch.Generator | None = None) -> Draws:  # noqa: ARG002
         """Draw `n` candidates, ids (n,), whatever the context.
 
         Raises:

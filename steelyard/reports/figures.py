@@ -30,20 +30,38 @@ def _new(width: float = 5.2, height: float = 2.9) -> tuple[Figure, Axes]:
 
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "steelyard", "font.family": "sans-serif"}):
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "steelyard", "font.family": "sans-serif"}
+    ):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
 
 
 def curve(
-    x: Sequence[float], y: Sequence[float], *, label_x: str, label_y: str, mark: int | None = None, colour: str = ACCENT
+    x: Sequence[float],
+    y: Sequence[float],
+    *,
+    label_x: str,
+    label_y: str,
+    mark: int | None = None,
+    colour: str = ACCENT,
 ) -> str:
     """A line, with the chosen point marked."""
     figure, axes = _new()
     axes.plot(x, y, color=colour, linewidth=1.6, marker="o" if len(x) < 60 else None, markersize=2.5)
     if mark is not None:
-        axes.plot([x[mark]], [y[mark]], "o", color=SECOND, markersize=7, markerfacecolor="none", markeredgewidth=1.8)
-        axes.annotate("chosen", (x[mark], y[mark]), xytext=(0, -14), textcoords="offset points", ha="center", fontsize=8, color=SECOND)
+        axes.plot(
+            [x[mark]], [y[mark]], "o", color=SECOND, markersize=7, markerfacecolor="none", markeredgewidth=1.8
+        )
+        axes.annotate(
+            "chosen",
+            (x[mark], y[mark]),
+            xytext=(0, -14),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=SECOND,
+        )
     axes.set_xlabel(label_x, fontsize=9, color=INK)
     axes.set_ylabel(label_y, fontsize=9, color=INK)
     return _svg(figure)
@@ -70,7 +88,15 @@ def slice_bars(slices: Sequence[Mapping[str, Any]], labels: Sequence[str], value
     figure, axes = _new()
     axes.bar(range(len(slices)), values, 0.6, color=ACCENT)
     for i, value in enumerate(values):
-        axes.annotate(f"{value:.3f}", (i, value), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8, color=INK)
+        axes.annotate(
+            f"{value:.3f}",
+            (i, value),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=INK,
+        )
     axes.set_xticks(range(len(slices)), labels, fontsize=8)
     axes.set_ylabel("share found in the first 20", fontsize=9, color=INK)
     return _svg(figure)

@@ -33,7 +33,10 @@ def write_training_report(folder: str | Path) -> Path:
     metrics = read_json(folder / "metrics.json")
     log = _read_log(folder / "log.jsonl")
     environment = Environment(
-        loader=PackageLoader("steelyard.reports", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("steelyard.reports", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     page = environment.get_template("page.html").render(**_content(metrics, log))
     target = folder / "report.html"
@@ -100,13 +103,15 @@ def _figures(metrics: dict[str, Any], rows: dict[str, Any], steps: list[dict[str
         if scored
         else "",
         "loss": curve(at, loss, label_x="step", label_y="loss"),
-        "ess": curve(at, [s["ess"] for s in steps], label_x="step", label_y="effective negatives", colour=SECOND),
+        "ess": curve(
+            at, [s["ess"] for s in steps], label_x="step", label_y="effective negatives", colour=SECOND
+        ),
         "slices": slice_bars(slices, names, [s["recall"] or 0.0 for s in slices]),
     }
 
 
 def _place(index: int, count: int) -> str:
-    return "rarest" if index == 0 else "most popular" if index == count - 1 else "middle"
+    return "most popular" if index == 0 else "rarest" if index == count - 1 else "middle"
 
 
 def _interval(value: dict[str, float]) -> str:
@@ -125,6 +130,8 @@ def _seen(metrics: dict[str, Any]) -> str:
 
 
 def _reading(reading: dict[str, Any]) -> list[str]:
-    lines = [f"{reading['rows']:,} rows of {reading['format']} from {_files(reading['files'])}, {reading['kept']:,} kept."]
+    lines = [
+        f"{reading['rows']:,} rows of {reading['format']} from {_files(reading['files'])}, {reading['kept']:,} kept."
+    ]
     lines += [f"Dropped: {count:,} {reason}." for reason, count in reading["dropped"].items()]
     return lines + list(reading["notes"])

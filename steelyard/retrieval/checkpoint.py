@@ -75,7 +75,9 @@ def load_checkpoint(
             for key, value in _under(tensors, f"optimizer/{name}/").items():
                 index, _, part = key.partition("/")
                 state.setdefault(int(index), {})[part] = value
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            optimizer.load_state_dict(
+                {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+            )
         for name, generator in generators.items():
             generator.set_state(tensors[f"generator/{name}"])
     except (KeyError, ValueError, RuntimeError) as error:

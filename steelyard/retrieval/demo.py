@@ -24,4 +24,6 @@ def documentation_pairs() -> Interactions:
         columns = {"query": "query", "document": "document", "item": "item"}
         pairs = read_interactions(path, columns=columns, kind="text")
     note = "Queries are the first sentences of public docstrings in the installed Python and its packages."
-    return replace(pairs, reading=replace(pairs.reading, files=["documentation of the installed Python"], notes=[note]))
+    return replace(
+        pairs, reading=replace(pairs.reading, files=["documentation of the installed Python"], notes=[note])
+    )

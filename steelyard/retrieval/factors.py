@@ -23,7 +23,13 @@ class MatrixFactorization(nn.Module):
     """
 
     def __init__(
-        self, n_users: int, n_items: int, dim: int, *, cosine: bool = True, generator: torch.Generator | None = None
+        self,
+        n_users: int,
+        n_items: int,
+        dim: int,
+        *,
+        cosine: bool = True,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         self.cosine = cosine

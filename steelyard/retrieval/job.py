@@ -21,7 +21,6 @@ from steelyard.retrieval.loop import LOG, Encoder, Model, Step, fit, has_checkpo
 from steelyard.retrieval.measuring import CUTOFFS, Parts, measure
 from steelyard.retrieval.retriever import CONFIG, ITEMS, SEEN, USERS, WEIGHTS, Retriever
 from steelyard.retrieval.splitting import split
-from steelyard.retrieval.text import TextEncoder
 from steelyard.retrieval.towers import TextTowers
 
 METRICS, REPORT = "metrics.json", "report.html"
@@ -108,7 +107,9 @@ def train(
         watch=watch,
     )
     retriever = _retriever(model, config, data, parts.seen)
-    say(f"Best epoch {counters.best_epoch + 1} of {counters.epoch}; ranking all {data.n_items:,} items for the test.")
+    say(
+        f"Best epoch {counters.best_epoch + 1} of {counters.epoch}; ranking all {data.n_items:,} items for the test."
+    )
     metrics = measure(retriever, parts, counters) | {"train_seconds": round(time.monotonic() - started, 1)}
     metrics |= {"reading": data.reading.to_dict(), "n_users": data.n_users, "n_items": data.n_items}
     if folder is not None:
@@ -133,7 +134,9 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
         rest, test = split(data, split_by, seed=config.seed)
     users = None if split_by == "time" else config.validation_users
     kept, validation = split(rest, split_by, fraction=config.validation, users=users, seed=config.seed + 1)
-    seen = rest.known() if not data.is_text else Ragged.from_pairs(rest.users[:0], rest.items[:0], test.n_users)
+    seen = (
+        rest.known() if not data.is_text else Ragged.from_pairs(rest.users[:0], rest.items[:0], test.n_users)
+    )
     return Parts(kept, validation, test, seen)
 
 
@@ -175,7 +178,13 @@ def _retriever(model: Model, config: TrainConfig, data: Interactions, seen: Ragg
     items = encoder.items(torch.arange(data.n_items))
     text = data.is_text
     return Retriever(
-        config, model, items, data.item_ids, data.item_texts, None if text else data.user_ids, None if text else seen
+        config,
+        model,
+        items,
+        data.item_ids,
+        data.item_texts,
+        None if text else data.user_ids,
+        None if text else seen,
     )
 
 
@@ -190,7 +199,9 @@ def _prepare(out: str | Path | None, resume: bool, overwrite: bool) -> Path | No
     if resume and overwrite:
         raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
     if found and not (resume or overwrite):
-        raise FileExistsError(f"{folder} is not empty; give --resume to go on, --overwrite to start anew, or another --out.")
+        raise FileExistsError(
+            f"{folder} is not empty; give --resume to go on, --overwrite to start anew, or another --out."
+        )
     if resume and METRICS in found and CHECKPOINT not in found:
         raise FileExistsError(f"The training in {folder} is finished; there is nothing to resume.")
     foreign = sorted(name for name in found - OURS if not name.endswith(".part"))
@@ -211,4 +222,3 @@ def _memory(model: Model, config: TrainConfig, n_items: int) -> str:
     moments = tables if config.optimizer == "adam" else tables // config.dim
     total = 2 * tables + moments + n_items * config.dim * 4 + (64 << 20)
     return f"Memory: about {total / 2**20:,.0f} MiB for weights (twice: the best epoch is kept), optimiser and buffers."
-

@@ -85,7 +85,7 @@ class Counters:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Stopped(Exception):  # noqa: N818
+class Stopped(Exception):
     """The run was interrupted at a step's end; everything is saved and `--resume` goes on from there."""
 
     def __init__(self, counters: Counters, folder: Path | None) -> None:
@@ -253,11 +253,20 @@ class _Run:
         users, items = self.users[batch], self.items[batch]
         context = Context(items, self.known.take(users))
         draws = self.proposal.sample(context, self.config.candidates, generator=self.generator)
-        queries, positives, candidates = encoder.queries(users), encoder.items(items), encoder.items(draws.ids)
+        queries, positives, candidates = (
+            encoder.queries(users),
+            encoder.items(items),
+            encoder.items(draws.ids),
+        )
         scale = self.model.log_scale.exp()
         hits = context.hits(draws.ids)
         loss = fused_sampled_softmax(
-            (queries * positives).sum(1) * scale, queries, candidates, draws.log_expected, scale=scale, hits=hits
+            (queries * positives).sum(1) * scale,
+            queries,
+            candidates,
+            draws.log_expected,
+            scale=scale,
+            hits=hits,
         )
         value = float(loss.detach())
         if not math.isfinite(value):

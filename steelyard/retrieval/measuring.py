@@ -56,7 +56,9 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
         "test_queries": result.n_queries,
         "test_queries_without_targets": result.skipped,
         "unreachable_targets": result.unreachable,
-        "seen_items": "left out of the ranking" if retriever.seen is not None else "no query was seen in training",
+        "seen_items": "left out of the ranking"
+        if retriever.seen is not None
+        else "no query was seen in training",
         "baselines": baselines,
         "popularity_slices": [asdict(part) for part in recall_by_popularity(ranks, targets, counts, k=20)],
         "epochs": counters.history,
@@ -68,7 +70,7 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
     }
 
 
-def _constant(score: Tensor, targets: Ragged, seen: Ragged) -> dict[str, dict[str, float]]:
+def _constant(score: Tensor, targets: Ragged, seen: Ragged) -> dict[str, dict[str, float | None]]:
     """Metrics of one ranking for all: the same score of each item for every user, ties averaged."""
     ranks = count_ranks(torch.ones(len(targets), 1), score.float().unsqueeze(1), targets, seen)
     return ranking_metrics(ranks, targets, k=CUTOFFS).to_dict()
@@ -80,8 +82,12 @@ def examples(retriever: Retriever, parts: Parts, ranks: Ranks) -> list[dict[str,
     users = (targets.counts > 0).nonzero().squeeze(1)
     if not len(users):
         return []
-    best = torch.full((len(targets),), 2**62).scatter_reduce(0, targets.row_index(), ranks.above, "amin")[users]
-    chosen = users[best.argsort(stable=True)][torch.linspace(0, len(users) - 1, EXAMPLES).long().unique()]
+    best = torch.full((len(targets),), 2**62).scatter_reduce(0, targets.row_index(), ranks.above, "amin")[
+        users
+    ]
+    chosen = users[best.argsort(stable=True)][
+        torch.linspace(0, len(users) - 1, min(EXAMPLES, len(users))).long()
+    ]
     asked = parts.test.user_ids.gather(chosen.numpy())
     if retriever.seen is None:
         answers = retriever.search(asked.cast(pl.String).to_list(), k=5)
@@ -91,7 +97,11 @@ def examples(retriever: Retriever, parts: Parts, ranks: Ranks) -> list[dict[str,
     for row, user in zip(chosen.tolist(), asked.to_list(), strict=True):
         mine = answers.filter(pl.col(answers.columns[0]) == user)
         wanted = parts.test.item_ids.gather(targets.row(row).numpy()).to_list()
-        history = [] if retriever.seen is None else retriever.item_ids.gather(retriever.seen.row(row).numpy()).to_list()
+        history = (
+            []
+            if retriever.seen is None
+            else retriever.item_ids.gather(retriever.seen.row(row).numpy()).to_list()
+        )
         given = [{"item": item, "wanted": item in set(wanted)} for item in mine["item"].to_list()]
         out.append({"user": user, "history": history[:20], "wanted": wanted[:20], "given": given})
     return out

@@ -96,7 +96,9 @@ class Retriever:
             ValueError: a model without text, an empty text, or `k` below 1.
         """
         if self.item_texts is None:
-            raise ValueError("This model was trained on ids, not on text; ask it with `recommend` and a user.")
+            raise ValueError(
+                "This model was trained on ids, not on text; ask it with `recommend` and a user."
+            )
         blank = [text for text in texts if not text.strip()]
         if blank:
             raise ValueError("An empty text has nothing to search for.")
@@ -131,10 +133,12 @@ class Retriever:
     def query_vectors(self, data: Interactions) -> Tensor:
         """Vectors of the data's users, (n_users, d): rows of the table, or their texts encoded."""
         if self.item_texts is not None:
-            return self._encoder.encode(data.user_ids.cast(pl.String))
+            encoded: Tensor = self._encoder.encode(data.user_ids.cast(pl.String))
+            return encoded
         if self.user_ids is None or not data.user_ids.equals(self.user_ids):
             raise ValueError("The data has another user vocabulary than the model; read it with `read_test`.")
-        return self._encoder.queries(torch.arange(data.n_users))
+        vectors: Tensor = self._encoder.queries(torch.arange(data.n_users))
+        return vectors
 
     def evaluate(self, test: Interactions, k: Sequence[int] = (5, 10, 20, 50)) -> RankingMetrics:
         """Full ranking of the whole catalogue for each user of `test`, seen items left out.
@@ -202,7 +206,9 @@ class Retriever:
         if self.user_ids is not None and self.seen is not None:
             with replacing(folder / USERS) as temporary:
                 pl.DataFrame({"user": self.user_ids}).write_parquet(temporary)
-            write_tensors(folder / SEEN, {"offsets": self.seen.offsets, "values": self.seen.values.to(torch.int32)})
+            write_tensors(
+                folder / SEEN, {"offsets": self.seen.offsets, "values": self.seen.values.to(torch.int32)}
+            )
             names += [USERS, SEEN]
         content = {
             "format": FORMAT,
@@ -255,14 +261,20 @@ class Retriever:
 
 def _checked_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; give the --out folder of a finished `steelyard train`.")
+        raise FileNotFoundError(
+            f"{folder} is not a folder; give the --out folder of a finished `steelyard train`."
+        )
     content = read_json(folder / CONFIG)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{folder / CONFIG} was not written by `steelyard train`.")
     if content.get("version") != VERSION:
-        raise ValueError(f"{folder} has format version {content.get('version')}; this steelyard reads {VERSION}.")
+        raise ValueError(
+            f"{folder} has format version {content.get('version')}; this steelyard reads {VERSION}."
+        )
     if "files" not in content:
-        raise FileNotFoundError(f"The training in {folder} is not finished; go on with `steelyard train ... --resume`.")
+        raise FileNotFoundError(
+            f"The training in {folder} is not finished; go on with `steelyard train ... --resume`."
+        )
     for name, digest in content["files"].items():
         if name not in (WEIGHTS, ITEMS, USERS, SEEN):
             raise ValueError(f"{folder / CONFIG} names a foreign file {name!r}.")

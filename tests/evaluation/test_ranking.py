@@ -142,26 +142,6 @@ def test_metrics_agree_with_an_installed_pytrec_eval():
                 assert got == pytest.approx(theirs[f"{name}_{k}"], rel=1e-12, abs=1e-15), (name, k)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_metrics_agree_with_an_installed_ranx():
-    ranx = pytest.importorskip("ranx")
-    targets, _ = skewed_case(50, 80, 7)
-    scores = torch.rand(50, 80, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
-    gains = torch.randint(1, 5, (len(targets.values),), generator=torch.Generator().manual_seed(9))
-    metrics = ranking_metrics(ranks_from_scores(scores, targets), targets, (5, 20), gains)
-    qrels: dict[str, dict[str, int]] = {}
-    for q, item, gain in zip(
-        targets.row_index().tolist(), targets.values.tolist(), gains.tolist(), strict=True
-    ):
-        qrels.setdefault(f"q{q}", {})[f"d{item}"] = gain
-    run = {q: {f"d{i}": float(s) for i, s in enumerate(scores[int(q[1:])])} for q in qrels}
-    names = [n for n in metrics.names if n != "mrr"]
-    theirs = ranx.evaluate(ranx.Qrels(qrels), ranx.Run(run), names)
-    for name in names:
-        assert metrics.mean(name) == pytest.approx(float(theirs[name]), rel=1e-9), name
-
-
 def test_unreachable_targets_count_as_misses():
     scores = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
     targets = ragged([[0, 1], [2]])

@@ -22,7 +22,9 @@ def catalogue(positive_probability: float, popular: bool) -> tuple[torch.Tensor,
     return score, q, p
 
 
-def mean_gradient(recipe: str, score: torch.Tensor, q: torch.Tensor, p: int, k: int, runs: int) -> torch.Tensor:
+def mean_gradient(
+    recipe: str, score: torch.Tensor, q: torch.Tensor, p: int, k: int, runs: int
+) -> torch.Tensor:
     """Mean over `runs` draws of the gradient with respect to all scores."""
     g = torch.Generator().manual_seed(11)
     ids = torch.multinomial(q, runs * k, replacement=True, generator=g).view(runs, k)

@@ -19,7 +19,9 @@ ids = st.integers(0, 8)
 def test_hits_equal_a_plain_loop(rows: list[tuple[int, set[int]]], drawn: list[int], shared: bool) -> None:
     known = [(r, v) for r, (_, items) in enumerate(rows) for v in items]
     table = torch.tensor(known, dtype=torch.int64).view(-1, 2)
-    context = Context(torch.tensor([p for p, _ in rows]), Ragged.from_pairs(table[:, 0], table[:, 1], len(rows)))
+    context = Context(
+        torch.tensor([p for p, _ in rows]), Ragged.from_pairs(table[:, 0], table[:, 1], len(rows))
+    )
     draws = torch.tensor(drawn, dtype=torch.int64)
     if not shared:
         draws = torch.stack([draws.roll(r) for r in range(len(rows))])

@@ -18,10 +18,14 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@given(st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=9), min_size=1, max_size=5), st.integers(0, 99))
+@given(
+    st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=9), min_size=1, max_size=5), st.integers(0, 99)
+)
 def test_complement_draws_never_hit_and_reach_everything_else(known: list[set[int]], seed: int) -> None:
     pairs = torch.tensor([(r, v) for r, items in enumerate(known) for v in items])
-    context = Context(torch.tensor([min(k) for k in known]), Ragged.from_pairs(pairs[:, 0], pairs[:, 1], len(known)))
+    context = Context(
+        torch.tensor([min(k) for k in known]), Ragged.from_pairs(pairs[:, 0], pairs[:, 1], len(known))
+    )
     draws = Uniform(10, per_query=True).sample(context, 300, generator=generator(seed))
     for r, items in enumerate(known):
         assert set(draws.ids[r].tolist()) == set(range(10)) - items
@@ -32,7 +36,9 @@ def test_complement_draws_never_hit_and_reach_everything_else(known: list[set[in
 
 def test_complement_draws_are_uniform() -> None:
     """Chi-square at significance 1e-5."""
-    context = Context(torch.tensor([2]), Ragged.from_pairs(torch.tensor([0, 0, 0]), torch.tensor([0, 2, 9]), 1))
+    context = Context(
+        torch.tensor([2]), Ragged.from_pairs(torch.tensor([0, 0, 0]), torch.tensor([0, 2, 9]), 1)
+    )
     draws = Uniform(10, per_query=True).sample(context, 70_000, generator=generator())
     counts = torch.bincount(draws.ids[0], minlength=10)[[1, 3, 4, 5, 6, 7, 8]]
     assert chisquare(counts.numpy()).pvalue > 1e-5
@@ -40,7 +46,12 @@ def test_complement_draws_are_uniform() -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [Uniform(6), Popularity(COUNTS), Popularity(COUNTS, 0.5), Mixture([Popularity(COUNTS), Uniform(6)], [1, 4])],
+    [
+        Uniform(6),
+        Popularity(COUNTS),
+        Popularity(COUNTS, 0.5),
+        Mixture([Popularity(COUNTS), Uniform(6)], [1, 4]),
+    ],
 )
 def test_frequencies_equal_expected_counts(made: Uniform | Popularity | Mixture) -> None:
     """Chi-square at significance 1e-5 on 100,000 draws; expected counts add up to the number of draws."""
@@ -63,7 +74,9 @@ def test_popularity_takes_the_power_of_the_counts() -> None:
 def test_in_batch_takes_the_batch_and_counts_the_others() -> None:
     draws = InBatch(COUNTS).sample(Context(torch.tensor([1, 5, 1])), 3)
     assert draws.ids.tolist() == [1, 5, 1]
-    assert draws.log_expected_of(torch.arange(6)).exp().tolist() == pytest.approx([2 * c / 26 for c in COUNTS.tolist()])
+    assert draws.log_expected_of(torch.arange(6)).exp().tolist() == pytest.approx(
+        [2 * c / 26 for c in COUNTS.tolist()]
+    )
 
 
 def test_a_mixture_splits_its_draws_by_share() -> None:
@@ -83,13 +96,19 @@ def test_names_make_proposals() -> None:
     mixed = proposal("in-batch+popularity:0.75", COUNTS)
     assert isinstance(mixed, Mixture)
     assert [type(p) for p in mixed.parts] == [InBatch, Popularity]
-    for spec, said in (("unifrom", "there are uniform"), ("uniform:2", "takes no number"), ("popularity:x", "popularity:x")):
+    for spec, said in (
+        ("unifrom", "there are uniform"),
+        ("uniform:2", "takes no number"),
+        ("popularity:x", "popularity:x"),
+    ):
         with pytest.raises(ValueError, match=said):
             proposal(spec, COUNTS)
 
 
 def test_bad_input_is_refused() -> None:
-    full = Context(torch.tensor([0]), Ragged.from_pairs(torch.zeros(3, dtype=torch.int64), torch.arange(3), 1))
+    full = Context(
+        torch.tensor([0]), Ragged.from_pairs(torch.zeros(3, dtype=torch.int64), torch.arange(3), 1)
+    )
     with pytest.raises(ValueError, match="nothing to draw"):
         Uniform(3, per_query=True).sample(full, 2)
     with pytest.raises(ValueError, match="at least one item"):

@@ -3,7 +3,14 @@ import sys
 import pytest
 
 from steelyard.retrieval.pydoc import _select, read_documentation, split_docstring
-from steelyard.retrieval.pysource import Docstring, Source, find_modules, named_documents, read_modules, read_source
+from steelyard.retrieval.pysource import (
+    Docstring,
+    Source,
+    find_modules,
+    named_documents,
+    read_modules,
+    read_source,
+)
 
 
 def write(root, files):

@@ -59,7 +59,13 @@ def test_the_same_seed_gives_the_same_draws_of_any_shape() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "said"),
-    [([], "non-empty"), ([[1.0]], "non-empty"), ([0, 0], "positive"), ([1, -1], "weight 1 is -1"), ([math.nan], "finite")],
+    [
+        ([], "non-empty"),
+        ([[1.0]], "non-empty"),
+        ([0, 0], "positive"),
+        ([1, -1], "weight 1 is -1"),
+        ([math.nan], "finite"),
+    ],
 )
 def test_bad_weights_are_refused(weights: list[float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
