@@ -76,7 +76,7 @@ def _add_group(
         out[RECALL, cut] += r * (places / c)
         out[NDCG, cut] += gain / c * (discounts[above + places] - discounts[above])
         reciprocals = harmonic[above + places] - harmonic[above]
-        out[MAP, cut] += r / c * ((before + 1 - above * slope) * reciprocals + slope * places)
+        out[MAP, cut] += r / c * ((before + 1 - (above + 1) * slope) * reciprocals + slope * places)
 
 
 @njit(cache=True)

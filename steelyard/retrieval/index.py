@@ -57,10 +57,24 @@ def _block(queries: Tensor, items: Tensor, k: int, width: int, out: Ragged | Non
         if out is not None:
             inside = (out.values >= start) & (out.values < start + scores.shape[1])
             scores[out.row_index()[inside], out.values[inside] - start] = -math.inf
-        top, where = scores.topk(min(k, scores.shape[1]), dim=1)
+        top, where = _top(scores, min(k, scores.shape[1]))
         best, found = torch.cat([best, top], 1), torch.cat([found, where + start], 1)
     # A stable sort by score of candidates ordered by row breaks ties by the lower row.
     by_row = found.argsort(1)
     best, found = best.gather(1, by_row), found.gather(1, by_row)
     best, order = best.sort(dim=1, descending=True, stable=True)
     return best[:, :k], found.gather(1, order[:, :k])
+
+
+def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """`topk` takes any of the items that tie for the last place; those rows are picked anew, lowest first."""
+    best, where = scores.topk(k, dim=1)
+    tied = (scores >= best[:, -1:]).sum(1) > k
+    if bool(tied.any()):
+        # Float bits that sort as integers, over the column counted backwards: one key, no two alike.
+        bits = (scores[tied] + 0.0).view(torch.int32)
+        ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).long()
+        keys = (ordered << 32) + (2**32 - 1 - torch.arange(scores.shape[1]))
+        where[tied] = keys.topk(k, dim=1).indices
+        best[tied] = scores[tied].gather(1, where[tied])
+    return best, where

@@ -109,7 +109,7 @@ def read_source(module: str, path: Path) -> Source:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(content)
-    except (SyntaxError, ValueError, OSError, RecursionError):
+    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
         return Source(is_package=is_package, is_valid=False)
     reader = _Reader(module if is_package else module.rpartition(".")[0], content.decode("utf-8", "replace"))
     reader.read_block(tree.body, "")
@@ -132,7 +132,7 @@ class _Reader:
     listed: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        self.lines = self.source.split("\n")
+        self.lines = re.split(r"\r\n|\r|\n", self.source)
 
     def read_block(self, body: Iterable[ast.stmt], prefix: str) -> None:
         for node in body:
@@ -174,10 +174,13 @@ class _Reader:
         return header[:LONGEST_SIGNATURE]
 
     def header(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
-        last = max(node.lineno, node.body[0].lineno - 1)
-        text = " ".join(line.strip() for line in self.lines[node.lineno - 1 : last])
-        text = re.sub(r"([(\[]) | (?=[)\]])", r"\1", text)
-        return re.sub(r",?(\))?( ->[^:]*)?:[^:]*$", r"\1\2", text) if text.endswith(":") else text
+        body = node.body[0]
+        lines = self.lines[node.lineno - 1 : body.lineno]
+        # The docstring may stand on the line of the header, where it would give the query away.
+        lines[-1] = lines[-1].encode()[: body.col_offset].decode("utf-8", "replace")
+        text = " ".join(line.strip() for line in lines).strip()
+        text = re.sub(r":\s*(?:#.*)?$", "", re.sub(r"([(\[]) | (?=[)\]])", r"\1", text))
+        return re.sub(r",\)( ->.*)?$", r")\1", text)
 
     def absolute(self, node: ast.ImportFrom) -> str:
         if not node.level:

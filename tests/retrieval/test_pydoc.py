@@ -155,6 +155,21 @@ def test_over_the_cap_the_standard_library_comes_first_and_the_rest_is_a_fixed_s
     assert selected({}).pairs.shape == (0, 3)
 
 
+@pytest.mark.parametrize(
+    "header", ["def f(a: int):", "def f(a: int):  # note: one", "def f(\n    a: int,  # one\n):", "def f(a: int) :"]
+)
+@pytest.mark.parametrize("between", [" ", "\n    "])
+def test_a_signature_never_holds_the_docstring(tmp_path, header, between):
+    if "#" in header.split("\n")[-1] and between == " ":
+        pytest.skip("a comment ends the line")
+    write(tmp_path, {"one.py": f'{header}{between}"""Says: what it does."""\n'})
+    (signature, text), = documents_of(tmp_path).values()
+    assert signature.startswith("f(")
+    assert "Says" not in signature
+    assert signature.count("(") == signature.count(")") == 1
+    assert text == "Says: what it does."
+
+
 @pytest.mark.slow
 def test_the_documentation_of_this_python_is_a_large_clean_corpus():
     found = read_documentation(processes=1)

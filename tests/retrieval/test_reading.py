@@ -101,7 +101,7 @@ def test_adjacency_lists_come_back_whatever_ends_their_lines(
 
 
 def test_a_long_file_of_numbers_is_read_across_blocks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steelyard.retrieval.adjacency._BLOCK", 7)
+    monkeypatch.setattr("steelyard.retrieval.reading.adjacency._BLOCK", 7)
     text = "".join(
         f"{user} {' '.join(str(user * 1000 + k) for k in range(user % 5 + 1))}\n" for user in range(300)
     )

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from steelyard.retrieval.adjacency import Ints, NotANumber, NumberLines, read_numbers
-from steelyard.retrieval.assembling import Rows, from_ids, from_texts
-from steelyard.retrieval.columns import check_roles, roles_by_place
-from steelyard.retrieval.fields import check_numbers
+from steelyard.retrieval.reading.adjacency import Ints, NotANumber, NumberLines, read_numbers
+from steelyard.retrieval.reading.assembling import Rows, from_ids, from_texts
+from steelyard.retrieval.reading.columns import check_roles, roles_by_place
+from steelyard.retrieval.reading.fields import check_numbers
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.sources import DAMAGE, PathLike, damaged, find_files, format_of, read_head
-from steelyard.retrieval.tables import LEAST_TIME, Table, Wanted, note_of_places, read_table
+from steelyard.retrieval.reading.sources import DAMAGE, PathLike, damaged, find_files, format_of, read_head
+from steelyard.retrieval.reading.tables import LEAST_TIME, Table, Wanted, note_of_places, read_table
 
 FORMATS = ("auto", "csv", "tsv", "parquet", "jsonl", "adjacency", "sessions")
 _SIDES = {"ids": ("user", "item"), "text": ("query", "document")}

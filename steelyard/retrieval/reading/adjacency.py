@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from steelyard.retrieval.sources import open_bytes
+from steelyard.retrieval.reading.sources import open_bytes
 
 Ints = NDArray[np.int64]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import polars as pl
 from polars.exceptions import PolarsError
 
-from steelyard.retrieval.columns import assign_roles, has_header, roles_by_place
-from steelyard.retrieval.faults import bad_bytes, explain
-from steelyard.retrieval.fields import collect_fields
+from steelyard.retrieval.reading.columns import assign_roles, has_header, roles_by_place
+from steelyard.retrieval.reading.faults import bad_bytes, explain
+from steelyard.retrieval.reading.fields import collect_fields
 
 LEAST_TIME = 1e8
 _INFER_ROWS = 1000

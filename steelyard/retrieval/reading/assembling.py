@@ -10,7 +10,7 @@ import polars as pl
 import torch
 
 from steelyard.retrieval.interactions import Interactions, Reading
-from steelyard.retrieval.vocabulary import Ints, as_type_of, first_of_each, learn, look_up
+from steelyard.retrieval.reading.vocabulary import Ints, as_type_of, first_of_each, learn, look_up
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import io
 import json
 from pathlib import Path
 
-from steelyard.retrieval.sources import DAMAGE, damaged, open_bytes
+from steelyard.retrieval.reading.sources import DAMAGE, damaged, open_bytes
 
 _BLOCK = 1 << 20
 
