@@ -36,6 +36,10 @@ class Draws:
     Raises:
         TypeError: `ids` is not int64 or `log_expected` is not floating point.
         ValueError: the shapes do not broadcast, or `log_expected` has NaN or +inf.
+
+    Reference:
+        Horvitz & Thompson (1952), A generalization of sampling without replacement from a finite
+        universe, JASA 47(260).
     """
 
     ids: Tensor
@@ -78,12 +82,20 @@ class Draws:
 
         Args:
             score: float, broadcastable to `ids`.
+
+        Returns:
+            The ids with their log-weights, (..., n), and `log_normalizer`, (...,): `logsumexp` of these,
+            the estimate of `log Z`.
         """
         log_weight = score - self.log_expected
         return Weighted(self.ids, log_weight, torch.logsumexp(log_weight, -1))
 
     def to(self, device: torch.device | str) -> Draws:
-        """The same draws on another device; the design is asked where it lives."""
+        """The same draws on another device; the design is asked where it lives.
+
+        Args:
+            device: where the ids and the answers of the design shall be.
+        """
         home, design = self.log_expected.device, self.design
 
         def design_there(ids: Tensor) -> Tensor:
@@ -103,6 +115,10 @@ class Draws:
 
         Args:
             draws: at least one; leading dimensions broadcast against each other.
+
+        Returns:
+            All candidates side by side, (..., sum of n), an item drawn by two designs standing twice, and
+            a design that answers for the sum.
 
         Raises:
             ValueError: nothing to merge, or the leading dimensions do not broadcast.
@@ -197,6 +213,12 @@ class Estimate:
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Normal confidence interval `value -+ z stderr`.
 
+        Args:
+            level: coverage aimed at, inside (0, 1).
+
+        Returns:
+            Lower and upper end.
+
         Raises:
             ValueError: `level` is not strictly between 0 and 1.
         """
@@ -217,5 +239,14 @@ class Proposal(Protocol):
     """Anything that draws candidates and knows the probability of what it drew."""
 
     def sample(self, context: Any, n: int, *, generator: torch.Generator | None = None) -> Draws:
-        """Draw `n` candidates for the queries of `context`."""
+        """Draw `n` candidates for the queries of `context`.
+
+        Args:
+            context: what the proposal may look at, such as `steelyard.negatives.Context`.
+            n: how many candidates: shared by the batch, or for each query.
+            generator: source of randomness; torch's own where None.
+
+        Returns:
+            The candidates, (n,) shared or (B, n) per query, with their log expected counts.
+        """
         ...

@@ -66,7 +66,17 @@ class RowAdagrad(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override, unused-ignore]
-        """Move the rows that have a gradient."""
+        """Move the rows that have a gradient.
+
+        Args:
+            closure: computes the loss anew, as in `torch.optim`.
+
+        Returns:
+            The loss of the closure, if there is one.
+
+        Raises:
+            TypeError: a gradient that is not sparse in its first dimension alone.
+        """
         loss = _evaluate(closure)
         for group in self.param_groups:
             for p in group["params"]:
@@ -123,7 +133,17 @@ class RowAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override, unused-ignore]
-        """Move the rows that have a gradient."""
+        """Move the rows that have a gradient.
+
+        Args:
+            closure: computes the loss anew, as in `torch.optim`.
+
+        Returns:
+            The loss of the closure, if there is one.
+
+        Raises:
+            TypeError: a gradient that is not sparse in its first dimension alone.
+        """
         loss = _evaluate(closure)
         for group in self.param_groups:
             beta1, beta2 = group["betas"]

@@ -49,6 +49,9 @@ class Ragged:
             values: int64, (n,), each non-negative.
             n_rows: number of rows of the result; rows that no pair names are empty.
 
+        Returns:
+            The rows, each rising.
+
         Raises:
             ValueError: a row outside `[0, n_rows)` or a negative value.
         """
@@ -76,7 +79,11 @@ class Ragged:
         return self.offsets.diff()
 
     def row(self, index: int) -> Tensor:
-        """One row as a view."""
+        """One row as a view.
+
+        Args:
+            index: which row.
+        """
         return self.values[int(self.offsets[index]) : int(self.offsets[index + 1])]
 
     def take(self, rows: Tensor) -> Ragged:

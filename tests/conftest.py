@@ -2,7 +2,8 @@
 
 import os
 
-os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(name, "1")  # for the processes that tests start, too
 
 import torch
 from hypothesis import settings

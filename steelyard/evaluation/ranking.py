@@ -46,11 +46,25 @@ class RankingMetrics:
         return len(self.queries)
 
     def per_query(self, name: str) -> Tensor:
-        """One metric of each query in `queries`, float64, (n_queries,)."""
+        """One metric of each query in `queries`, float64, (n_queries,).
+
+        Args:
+            name: one of `names`.
+
+        Raises:
+            ValueError: an unknown name.
+        """
         return self.values[self._index(name)]
 
     def mean(self, name: str) -> float:
-        """One metric averaged over the queries."""
+        """One metric averaged over the queries.
+
+        Args:
+            name: one of `names`.
+
+        Raises:
+            ValueError: an unknown name.
+        """
         return float(self.per_query(name).mean())
 
     def interval(
@@ -65,6 +79,9 @@ class RankingMetrics:
             level: coverage aimed at, inside (0, 1).
             resamples: number of resampled means.
             seed: seed of the resamples.
+
+        Returns:
+            Lower and upper end.
 
         Raises:
             ValueError: an unknown name, a level outside (0, 1), no resamples, or fewer than two queries.
@@ -87,7 +104,14 @@ class RankingMetrics:
         return low, high
 
     def to_dict(self, level: float = 0.95) -> dict[str, dict[str, float | None]]:
-        """Every metric as `{name: {"mean", "low", "high"}}`; the ends are None for a single query."""
+        """Every metric as `{name: {"mean", "low", "high"}}`; the ends are None for a single query.
+
+        Args:
+            level: coverage of the intervals, inside (0, 1).
+
+        Raises:
+            ValueError: a level outside (0, 1).
+        """
         result: dict[str, dict[str, float | None]] = {}
         for name in self.names:
             low, high = self.interval(name, level) if self.n_queries > 1 else (None, None)

@@ -27,8 +27,8 @@ def sampled_softmax(
     the positive, so the loss is a consistent estimate of the full softmax loss, and its gradient of
     the full gradient. The positive has a term of its own and stays uncorrected: correcting it too,
     or leaving out the number of draws (`log q` in place of `log(K q)`), biases the gradient as soon
-    as the positive's probability is no longer small. Draws that hit the positive are masked, and
-    still count in K.
+    as the model gives the positive a probability that is no longer small. Draws that hit the positive
+    are masked, and still count in K.
 
     Args:
         positive: float, (...): score of the positive.
@@ -39,7 +39,7 @@ def sampled_softmax(
         reduction: "mean" over queries, "sum", or "none".
 
     Returns:
-        The loss: a scalar, or (...) for "none". A query all of whose draws are masked has loss 0.
+        The loss, a scalar or (...) for "none". A query all of whose draws are masked has loss 0.
 
     Raises:
         ValueError: shapes do not fit, or an unknown reduction.

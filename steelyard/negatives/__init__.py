@@ -32,6 +32,9 @@ def proposal(spec: str, counts: Tensor) -> Proposal:
             splits the draws equally.
         counts: (I,): interactions of each item in the training data.
 
+    Returns:
+        The proposal; a `Mixture` for a sum.
+
     Raises:
         ValueError: an unknown name, or a number that the name does not take.
     """

@@ -68,7 +68,17 @@ class Context:
         return rows, columns
 
     def mask(self, ids: Tensor) -> Tensor:
-        """The accidental hits as a bool mask, (B, n), as the losses take it."""
+        """The accidental hits as a bool mask, as `sampled_softmax` takes it.
+
+        Args:
+            ids: int64, (n,) shared by the batch, or (B, n) drawn per query.
+
+        Returns:
+            bool, (B, n), True at a hit.
+
+        Raises:
+            ValueError: `ids` has another shape.
+        """
         mask = torch.zeros(len(self), ids.shape[-1], dtype=torch.bool)
         mask[self.hits(ids)] = True
         return mask

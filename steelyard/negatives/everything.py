@@ -28,5 +28,14 @@ class Everything:
             raise ValueError(f"A catalogue needs at least one item, got n_items={self.n_items}.")
 
     def sample(self, context: Any, n: int, *, generator: torch.Generator | None = None) -> Draws:  # noqa: ARG002
-        """All items, ids (I,), whatever `n`; nothing is random."""
+        """All items, whatever `n`; nothing is random.
+
+        Args:
+            context: not looked at.
+            n: not looked at.
+            generator: not used.
+
+        Returns:
+            Shared draws, ids (I,), each with expected count 1.
+        """
         return Draws(torch.arange(self.n_items), torch.zeros(()), lambda asked: torch.zeros(asked.shape))

@@ -41,7 +41,15 @@ class InBatch:
         self._log_rate = (weights / (total - 1)).log().to(torch.float32)
 
     def sample(self, context: Context, n: int, *, generator: torch.Generator | None = None) -> Draws:
-        """Take `n` of the batch's positives (all of them where `n` is the batch size or more), ids (min(n, B),).
+        """Take `n` of the batch's positives (all of them where `n` is the batch size or more).
+
+        Args:
+            context: the batch.
+            n: how many candidates.
+            generator: decides which, where `n` is less than the batch.
+
+        Returns:
+            Shared draws, ids (min(n, B),).
 
         Raises:
             ValueError: a negative `n`; a batch of one query, which has no others.

@@ -43,7 +43,11 @@ class Mixture:
         self.shares = [s / sum(shares) for s in shares]
 
     def split(self, n: int) -> list[int]:
-        """How many of `n` draws each part makes: its share, by largest remainders."""
+        """How many of `n` draws each part makes: its share, by largest remainders.
+
+        Args:
+            n: how many draws.
+        """
         counts = [int(n * share) for share in self.shares]
         order = sorted(range(len(counts)), key=lambda d: counts[d] - n * self.shares[d])
         for d in order[: n - sum(counts)]:
@@ -51,7 +55,15 @@ class Mixture:
         return counts
 
     def sample(self, context: Context, n: int, *, generator: torch.Generator | None = None) -> Draws:
-        """Draw `n` candidates, split over the parts; shared where every part is, else (B, n).
+        """Draw `n` candidates, split over the parts.
+
+        Args:
+            context: the batch.
+            n: how many candidates of all parts together; a part may make fewer (in-batch) or more (everything).
+            generator: source of randomness; torch's own where None.
+
+        Returns:
+            Merged draws, shared where every part is, else per query.
 
         Raises:
             ValueError: what a part raises.

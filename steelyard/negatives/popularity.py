@@ -40,7 +40,15 @@ class Popularity:
         self._log_q = self.table.log_probability.to(torch.float32)
 
     def sample(self, context: Any, n: int, *, generator: torch.Generator | None = None) -> Draws:  # noqa: ARG002
-        """Draw `n` candidates, ids (n,), whatever the context.
+        """Draw `n` candidates, whatever the context.
+
+        Args:
+            context: not looked at.
+            n: how many candidates.
+            generator: source of randomness; torch's own where None.
+
+        Returns:
+            Shared draws, ids (n,).
 
         Raises:
             ValueError: a negative `n`.

@@ -41,7 +41,15 @@ class Uniform:
             raise ValueError(f"A catalogue needs at least one item, got n_items={self.n_items}.")
 
     def sample(self, context: Context, n: int, *, generator: torch.Generator | None = None) -> Draws:
-        """Draw `n` candidates: ids (n,) shared, or (B, n) per query.
+        """Draw `n` candidates, shared or per query.
+
+        Args:
+            context: the batch; `known` (the positive where None) is left out of draws per query.
+            n: how many candidates.
+            generator: source of randomness; torch's own where None.
+
+        Returns:
+            Draws with ids (n,) shared, or (B, n) per query.
 
         Raises:
             ValueError: a negative `n`; a query that is known to want every item.

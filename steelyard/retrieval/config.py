@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 Model = Literal["mf", "text"]
+METRIC = re.compile(r"(recall|precision|ndcg|map|hit_rate|mrr)@[1-9]\d*")
 Similarity = Literal["cosine", "dot"]
 
 
@@ -65,6 +67,11 @@ class TrainConfig:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+        if not METRIC.fullmatch(self.metric):
+            raise ValueError(
+                f"metric must be recall, precision, ndcg, map, hit_rate or mrr with a cut-off, such as ndcg@20; "
+                f"got {self.metric!r}."
+            )
         for name in ("candidates", "dim", "epochs", "batch", "validation_users"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
@@ -81,7 +88,14 @@ class TrainConfig:
 
     @classmethod
     def of(cls, model: Model, **changes: Any) -> TrainConfig:
-        """The defaults of a model with some settings changed; None leaves a setting as it is.
+        """The defaults of a model with some settings changed.
+
+        Args:
+            model: "mf" or "text".
+            changes: settings by name; None leaves a setting at its default.
+
+        Returns:
+            The settings.
 
         Raises:
             ValueError: an unknown model or setting, or a value outside its range.

@@ -20,6 +20,10 @@ class MatrixFactorization(nn.Module):
         dim: length of the vectors.
         cosine: normalise the vectors.
         generator: source of the initial vectors, standard deviation 0.1.
+
+    Reference:
+        Koren, Bell & Volinsky (2009), Matrix factorization techniques for recommender systems, IEEE
+        Computer 42(8); cosine in place of the inner product is common usage.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.factors import MatrixFactorization
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.loop import LOG, Encoder, Model, Step, fit, has_checkpoint
-from steelyard.retrieval.measuring import CUTOFFS, Parts, measure
+from steelyard.retrieval.measuring import Parts, measure
 from steelyard.retrieval.retriever import CONFIG, ITEMS, SEEN, USERS, WEIGHTS, Retriever
 from steelyard.retrieval.splitting import split
 from steelyard.retrieval.towers import TextTowers
@@ -76,6 +76,8 @@ def train(
     Raises:
         FileExistsError: `out` holds something, and neither `resume` nor `overwrite` was given.
         ValueError: data and settings do not fit, or a checkpoint of another run.
+        FloatingPointError: the loss is no longer finite.
+        OSError: no room to write.
         Stopped: Ctrl-C; `resume` goes on.
     """
     say = say or (lambda _: None)
@@ -92,14 +94,15 @@ def train(
     started = time.monotonic()
     model = build(parts, config)
     say(_memory(model, config, data.n_items))
+    known = parts.train.known()
     counters = fit(
         model,
         parts.train.users,
         parts.train.items,
-        parts.train.known(),
+        known,
         parts.train.item_counts(),
         config,
-        validate=lambda: _validate(model, parts, config),
+        validate=validator(model, parts.validation, known, config.metric),
         folder=folder,
         data=f"{data.fingerprint()} {parts.test.fingerprint()} {split_by}",
         resume=resume and folder is not None and has_checkpoint(folder),
@@ -155,21 +158,31 @@ def build(parts: Parts, config: TrainConfig) -> Model:
     return Model(encoder, config)
 
 
-@torch.no_grad()
-def _validate(model: Model, parts: Parts, config: TrainConfig) -> dict[str, float]:
-    """Scores on the users that were held out from, their training items left out of the ranking."""
+def validator(
+    model: Model, validation: Interactions, known: Ragged, metric: str
+) -> Callable[[], dict[str, float]]:
+    """A function that ranks the whole catalogue for the held-out users and gives the scores at the metric's cut-off.
+
+    Args:
+        model: looked at anew at each call.
+        validation: held-out pairs.
+        known: training items of each user, left out of the ranking.
+        metric: such as "ndcg@20".
+    """
     encoder: Encoder = model.encoder  # type: ignore[assignment]
-    targets = parts.validation.known()
+    targets = validation.known()
     users = (targets.counts > 0).nonzero().squeeze(1)
-    known = parts.train.known().take(users)
-    items = encoder.items(torch.arange(parts.train.n_items))
-    wanted = targets.take(users)
-    ranks = count_ranks(encoder.queries(users), items, wanted, known)
-    name, _, cut = config.metric.partition("@")
-    result = ranking_metrics(ranks, wanted, k=(int(cut),) if cut else CUTOFFS)
-    if config.metric not in result.names:
-        raise ValueError(f"Unknown metric {config.metric!r}; there are {', '.join(result.names)}.")
-    return {metric: result.mean(metric) for metric in result.names if metric == name or "@" in metric}
+    targets, known, cut = targets.take(users), known.take(users), int(metric.partition("@")[2])
+
+    @torch.no_grad()
+    def validate() -> dict[str, float]:
+        items = encoder.items(torch.arange(validation.n_items))
+        result = ranking_metrics(
+            count_ranks(encoder.queries(users), items, targets, known), targets, k=(cut,)
+        )
+        return {name: result.mean(name) for name in result.names}
+
+    return validate
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from steelyard.retrieval.pysource import Source, find_modules, named_documents, 
 
 MOST_PAIRS = 60_000
 FEWEST_WORDS = 3
+LONGEST_DOCUMENT = 1000
 
 # Importing these runs nothing but the interpreter's own start-up code.
 _BUILTIN_MODULES = """
@@ -40,7 +41,7 @@ class Documentation:
 
     Args:
         pairs: columns `query` (the first sentence), `document` (qualified name, signature, rest of the
-            docstring), `item` (the qualified name, one a document), sorted by item.
+            docstring, cut at 1000 characters), `item` (the qualified name, one a document), sorted by item.
         files: number of source files read.
         unreadable: files that are not valid Python.
         short: docstrings whose first sentence has fewer than three words.
@@ -168,7 +169,7 @@ def _select(
             repeated += 1
             continue
         seen.add(key)
-        rows.append((query, f"{item}\n{signature}\n\n{rest}".rstrip(), item))
+        rows.append((query, f"{item}\n{signature}\n\n{rest}"[:LONGEST_DOCUMENT].rstrip(), item))
 
     def priority(row: tuple[str, str, str]) -> tuple[bool, bytes]:
         return row[2].partition(".")[0] not in standard, blake2b(row[2].encode(), digest_size=8).digest()

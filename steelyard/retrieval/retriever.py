@@ -131,7 +131,17 @@ class Retriever:
 
     @torch.no_grad()
     def query_vectors(self, data: Interactions) -> Tensor:
-        """Vectors of the data's users, (n_users, d): rows of the table, or their texts encoded."""
+        """Vectors of the data's users: rows of the table, or their texts encoded.
+
+        Args:
+            data: pairs over the model's vocabularies.
+
+        Returns:
+            float, (n_users, d).
+
+        Raises:
+            ValueError: another user vocabulary than the model's.
+        """
         if self.item_texts is not None:
             encoded: Tensor = self._encoder.encode(data.user_ids.cast(pl.String))
             return encoded
@@ -157,6 +167,12 @@ class Retriever:
 
     def ranks(self, test: Interactions) -> Ranks:
         """Where each held-out item stands among all items its user has not seen.
+
+        Args:
+            test: held-out pairs over the model's vocabularies.
+
+        Returns:
+            Ranks in the order of `test.known().values`.
 
         Raises:
             ValueError: other vocabularies than the model's.
@@ -193,6 +209,9 @@ class Retriever:
     def save(self, folder: Path) -> None:
         """Write weights, vocabularies and config; each file atomically, the config last.
 
+        Args:
+            folder: made if it is not there.
+
         Raises:
             OSError: no room, or no right to write.
         """
@@ -222,6 +241,12 @@ class Retriever:
     @classmethod
     def load(cls, folder: str | Path) -> Retriever:
         """Read a model folder; every file is checked against its hash, and nothing in it is executed.
+
+        Args:
+            folder: what `steelyard train` or `save` left.
+
+        Returns:
+            The retriever, which gives the answers of the one that was saved.
 
         Raises:
             FileNotFoundError: not a folder that `steelyard train` finished.

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 Ids = NDArray[np.int32]
 Side = Literal["query", "document"]
 
-PAIR_WEIGHT, NGRAM_WEIGHT = 0.5, 0.3
+NGRAM_WEIGHT = 0.7
 ENCODED_AT_ONCE = 4096
 
 
@@ -146,7 +146,7 @@ class TextEncoder(nn.Module):
 def inverse_document_frequency(documents: TextFeatures, vocabulary: Vocabulary) -> Tensor:
     """Weights of features by how few documents have them.
 
-        w_t = c log((N + 1) / (n_t + 1/2)),    c = 1 for words, 0.5 for pairs, 0.3 for character n-grams
+        w_t = c log((N + 1) / (n_t + 1/2)),    c = 1 for words and pairs, 0.7 for character n-grams
 
     and never below 0.05 c, so that a feature of every document can still learn.
 
@@ -159,7 +159,6 @@ def inverse_document_frequency(documents: TextFeatures, vocabulary: Vocabulary) 
     """
     frequency = torch.bincount(documents.ids, minlength=vocabulary.buckets)
     weights = torch.log((len(documents) + 1) / (frequency + 0.5)).clamp_(min=0.05)
-    weights[vocabulary.words : vocabulary.words + vocabulary.pairs] *= PAIR_WEIGHT
     weights[vocabulary.words + vocabulary.pairs :] *= NGRAM_WEIGHT
     return weights
 
@@ -206,8 +205,12 @@ class _WeightedBag(torch.autograd.Function):
         )
         index = torch.from_numpy(rows).unsqueeze(0)
         return (
-            torch.sparse_coo_tensor(index, vector_grad, vectors.shape, is_coalesced=True, check_invariants=False),
-            torch.sparse_coo_tensor(index, weight_grad, weights.shape, is_coalesced=True, check_invariants=False),
+            torch.sparse_coo_tensor(
+                index, vector_grad, vectors.shape, is_coalesced=True, check_invariants=False
+            ),
+            torch.sparse_coo_tensor(
+                index, weight_grad, weights.shape, is_coalesced=True, check_invariants=False
+            ),
             None,
         )
 

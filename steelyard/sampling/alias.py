@@ -49,7 +49,15 @@ class AliasTable:
         return len(self._keep)
 
     def sample(self, shape: int | tuple[int, ...], *, generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws with replacement, int64, of the given shape."""
+        """Independent draws with replacement.
+
+        Args:
+            shape: of the result.
+            generator: source of randomness; torch's own where None.
+
+        Returns:
+            Category numbers, int64, of the given shape.
+        """
         shape = (shape,) if isinstance(shape, int) else shape
         n = len(self)
         # One float64 gives the cell and the coin: 53 bits leave at least 2^-20 of a coin at n = 2^33.

@@ -48,7 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = planted.texts()
     frame = pl.DataFrame({"query": texts.user_ids, "document": texts.item_texts, "item": texts.item_ids})
     frame.write_ndjson(root / "t.jsonl")
-    done = steelyard("train", str(data), "--epochs", "3", "--dim", "8", "--candidates", "32", "--batch", "128", cwd=root)
+    done = steelyard(
+        "train", str(data), "--epochs", "3", "--dim", "8", "--candidates", "32", "--batch", "128", cwd=root
+    )
     assert done.returncode == 0, done.stderr
     assert "report" in done.stdout
     done = steelyard(
@@ -67,13 +69,18 @@ def test_training_leaves_everything_it_promises(folder: Path) -> None:
     assert 0 < low < mean < high < 1
     page = (folder / "runs" / "m" / "report.html").read_text()
     assert page.count("<svg") == 5
-    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace("http://creativecommons.org", "")
+    assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
     assert "<script" not in page
 
 
 def test_questions_are_answered_as_tables_and_as_json(folder: Path) -> None:
     for words, columns in (
-        (("recommend", "runs/m", "--user", "u3", "--user", "u4", "-k", "2"), ["user", "rank", "item", "score"]),
+        (
+            ("recommend", "runs/m", "--user", "u3", "--user", "u4", "-k", "2"),
+            ["user", "rank", "item", "score"],
+        ),
         (("neighbours", "runs/m", "--item", "i7", "-k", "4"), ["item", "rank", "neighbour", "score"]),
         (("search", "runs/t", "compress the archive", "-k", "4"), ["query", "rank", "item", "score", "text"]),
     ):
@@ -116,7 +123,9 @@ def test_text_from_the_data_cannot_become_markup(tmp_path: Path) -> None:
     data = planted.interactions()
     evil = "<script>alert(1)</script>[red]"
     ids = pl.Series([evil, *data.item_ids.to_list()[1:]])
-    frame = pl.DataFrame({"user": data.user_ids.gather(data.users.numpy()), "item": ids.gather(data.items.numpy())})
+    frame = pl.DataFrame(
+        {"user": data.user_ids.gather(data.users.numpy()), "item": ids.gather(data.items.numpy())}
+    )
     frame.write_csv(tmp_path / "d.csv")
     done = steelyard("train", "d.csv", "--epochs", "1", "--dim", "4", "--out", "m", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -128,7 +137,10 @@ def test_text_from_the_data_cannot_become_markup(tmp_path: Path) -> None:
 def test_help_answers_without_torch() -> None:
     for words in (["--help"], ["train", "--help"]):
         done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "steelyard", *words], capture_output=True, text=True, check=True
+            [sys.executable, "-X", "importtime", "-m", "steelyard", *words],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         for heavy in ("torch", "numpy", "polars", "numba", "matplotlib"):
             assert f" {heavy}\n" not in done.stderr

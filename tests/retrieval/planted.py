@@ -59,6 +59,8 @@ def texts(n: int = 160, seed: int = 0) -> Interactions:
 
 def write_csv(data: Interactions, path: Path) -> Path:
     """The pairs as a CSV file with a header."""
-    frame = pl.DataFrame({"user": data.user_ids.gather(data.users.numpy()), "item": data.item_ids.gather(data.items.numpy())})
+    frame = pl.DataFrame(
+        {"user": data.user_ids.gather(data.users.numpy()), "item": data.item_ids.gather(data.items.numpy())}
+    )
     frame.write_csv(path)
     return path

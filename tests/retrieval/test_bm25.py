@@ -7,12 +7,21 @@ from steelyard.retrieval import bm25
 from steelyard.retrieval.bm25 import bm25_available, bm25_ranking
 
 needs_bm25 = pytest.mark.skipif(not bm25_available(), reason="the extra `demo` is not installed")
-DOCUMENTS = ["compress a file quickly", "read_csv reads csv tables", "inverse matrices", "compressing, compressed: compress"]
+DOCUMENTS = [
+    "compress a file quickly",
+    "read_csv reads csv tables",
+    "inverse matrices",
+    "compressing, compressed: compress",
+]
 
 
 @needs_bm25
 def test_the_order_is_that_of_the_formula():
-    terms = [["compress", "file", "quick"], ["read_csv", "read", "csv", "read", "csv", "tabl"], ["invers", "matric"]]
+    terms = [
+        ["compress", "file", "quick"],
+        ["read_csv", "read", "csv", "read", "csv", "tabl"],
+        ["invers", "matric"],
+    ]
     terms.append(["compress"] * 3)
     mean = sum(map(len, terms)) / len(terms)
     scores = []

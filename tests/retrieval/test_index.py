@@ -10,7 +10,9 @@ from steelyard.retrieval.index import top_k
 
 @pytest.mark.parametrize("chunk", [1 << 8, 1 << 26])
 @pytest.mark.parametrize("k", [1, 4, 23, 50])
-def test_it_equals_a_full_stable_sort_whatever_the_chunk(monkeypatch: pytest.MonkeyPatch, k: int, chunk: int) -> None:
+def test_it_equals_a_full_stable_sort_whatever_the_chunk(
+    monkeypatch: pytest.MonkeyPatch, k: int, chunk: int
+) -> None:
     monkeypatch.setattr(index, "CHUNK_BYTES", chunk)
     g = torch.Generator().manual_seed(0)
     queries = torch.randint(-2, 3, (7, 3), generator=g).float()  # whole numbers: many ties

@@ -84,7 +84,10 @@ def test_features_equal_a_plain_python_reading(texts, vocabulary):
 )
 def test_identifiers_share_features_with_their_parts(word, parts):
     wide = Vocabulary(1 << 20, 0, 0)
-    split, joined = hash_texts([" ".join(parts), word], wide).ids.tolist(), hash_texts([word], wide).ids.tolist()
+    split, joined = (
+        hash_texts([" ".join(parts), word], wide).ids.tolist(),
+        hash_texts([word], wide).ids.tolist(),
+    )
     assert set(hash_texts([" ".join(parts)], wide).ids.tolist()) <= set(joined)
     assert len(set(joined)) == len(parts) + (len(parts) > 1)
     assert set(split) == set(joined)

@@ -156,14 +156,15 @@ def test_over_the_cap_the_standard_library_comes_first_and_the_rest_is_a_fixed_s
 
 
 @pytest.mark.parametrize(
-    "header", ["def f(a: int):", "def f(a: int):  # note: one", "def f(\n    a: int,  # one\n):", "def f(a: int) :"]
+    "header",
+    ["def f(a: int):", "def f(a: int):  # note: one", "def f(\n    a: int,  # one\n):", "def f(a: int) :"],
 )
 @pytest.mark.parametrize("between", [" ", "\n    "])
 def test_a_signature_never_holds_the_docstring(tmp_path, header, between):
     if "#" in header.split("\n")[-1] and between == " ":
         pytest.skip("a comment ends the line")
     write(tmp_path, {"one.py": f'{header}{between}"""Says: what it does."""\n'})
-    (signature, text), = documents_of(tmp_path).values()
+    ((signature, text),) = documents_of(tmp_path).values()
     assert signature.startswith("f(")
     assert "Says" not in signature
     assert signature.count("(") == signature.count(")") == 1
@@ -178,7 +179,9 @@ def test_the_documentation_of_this_python_is_a_large_clean_corpus():
     assert pairs["item"].is_unique().all()
     assert pairs["item"].is_sorted()
     assert len(pairs) > 10_000
-    assert {"gzip.compress", "zlib.compress", "json.loads", "math.sqrt", "numpy.average"} <= set(pairs["item"])
+    assert {"gzip.compress", "zlib.compress", "json.loads", "math.sqrt", "numpy.average"} <= set(
+        pairs["item"]
+    )
     assert not pairs["item"].str.contains(r"(^|\.)(_|tests?\.)").any()
     assert pairs["query"].str.len_chars().min() > 0
     head = pairs["document"].str.split("\n").list.first()

@@ -35,7 +35,9 @@ def slow_vectors(model, features, side):
 @pytest.mark.parametrize("side", ["query", "document"])
 def test_vectors_equal_a_plain_loop(side):
     model, features = encoder(), hash_texts(TEXTS, VOCABULARY)
-    torch.testing.assert_close(model(features, side).double(), slow_vectors(model, features, side), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        model(features, side).double(), slow_vectors(model, features, side), atol=1e-6, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("side", ["query", "document"])
@@ -43,7 +45,10 @@ def test_gradients_equal_those_of_a_plain_loop(side):
     model, features = encoder(), hash_texts(TEXTS, VOCABULARY)
     skew = torch.linspace(-2, 3, len(TEXTS) * model.dim).view(len(TEXTS), -1).double().exp()
     found, wanted = [], []
-    for vectors, into in ((model(features, side).double(), found), (slow_vectors(model, features, side), wanted)):
+    for vectors, into in (
+        (model(features, side).double(), found),
+        (slow_vectors(model, features, side), wanted),
+    ):
         model.zero_grad()
         (vectors * skew).sum().backward()
         weights = model.query_weights if side == "query" else model.document_weights
@@ -65,7 +70,11 @@ def test_both_towers_add_their_gradients_to_the_shared_vectors():
     model = encoder()
     queries, documents = hash_texts(TEXTS[:1], VOCABULARY), hash_texts(TEXTS[2:4], VOCABULARY)
     parts = []
-    for used in ([(queries, "query")], [(documents, "document")], [(queries, "query"), (documents, "document")]):
+    for used in (
+        [(queries, "query")],
+        [(documents, "document")],
+        [(queries, "query"), (documents, "document")],
+    ):
         model.zero_grad()
         sum((model(f, side)[:, 0].sum() for f, side in used), torch.zeros(())).backward()
         parts.append(model.vectors.weight.grad.to_dense())

@@ -1,7 +1,6 @@
 """The job: it learns, it chooses on validation data, it saves, and it goes on as if it had never stopped."""
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -30,7 +29,9 @@ def assert_same_model(a: Path, b: Path) -> None:
     assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("negatives", ["uniform", "popularity:0.75", "in-batch", "in-batch+uniform", "everything"])
+@pytest.mark.parametrize(
+    "negatives", ["uniform", "popularity:0.75", "in-batch", "in-batch+uniform", "everything"]
+)
 def test_it_finds_the_planted_groups_whatever_the_negatives(negatives: str) -> None:
     config = TrainConfig.of("mf", candidates=32, dim=8, epochs=15, batch=128, negatives=negatives, patience=0)
     test = train(planted.interactions(), config=config).metrics
@@ -42,10 +43,21 @@ def test_it_finds_the_planted_groups_whatever_the_negatives(negatives: str) -> N
 def test_it_learns_with_each_similarity_and_optimiser(similarity: str, optimizer: str) -> None:
     lr = 0.05 if optimizer == "adam" else 0.1
     config = TrainConfig.of(
-        "mf", candidates=32, dim=8, epochs=15, batch=128, similarity=similarity, optimizer=optimizer, lr=lr, learn_temperature=True
+        "mf",
+        candidates=32,
+        dim=8,
+        epochs=15,
+        batch=128,
+        similarity=similarity,
+        optimizer=optimizer,
+        lr=lr,
+        learn_temperature=True,
     )
     trained = train(planted.interactions(), config=config)
-    assert trained.metrics["test"]["recall@10"]["low"] > trained.metrics["baselines"]["popularity"]["recall@10"]["mean"]
+    assert (
+        trained.metrics["test"]["recall@10"]["low"]
+        > trained.metrics["baselines"]["popularity"]["recall@10"]["mean"]
+    )
     assert trained.metrics["temperature"] != config.temperature
 
 
@@ -56,7 +68,7 @@ def test_a_text_model_finds_held_out_queries_by_words_it_never_trained_on() -> N
     assert trained.metrics["baselines"]["chance"]["mrr"]["high"] < 0.1
 
 
-def test_the_test_set_takes_no_part_in_choosing_the_epoch(tmp_path: Path) -> None:
+def test_the_test_set_takes_no_part_in_choosing_the_epoch() -> None:
     data = planted.interactions()
     held = data.select(torch.arange(len(data)) % 7 == 0)
     rest = data.select(torch.arange(len(data)) % 7 != 0)
@@ -67,7 +79,9 @@ def test_the_test_set_takes_no_part_in_choosing_the_epoch(tmp_path: Path) -> Non
 
 
 def test_early_stopping_keeps_the_best_epoch_not_the_last() -> None:
-    config = TrainConfig.of("mf", candidates=32, dim=8, epochs=60, batch=32, lr=1.0, patience=3, temperature=0.05)
+    config = TrainConfig.of(
+        "mf", candidates=32, dim=8, epochs=60, batch=32, lr=1.0, patience=3, temperature=0.05
+    )
     metrics = train(planted.interactions(), config=config).metrics
     scores = [epoch["validation"]["ndcg@20"] for epoch in metrics["epochs"]]
     assert len(scores) < 60
@@ -84,9 +98,23 @@ def test_a_model_folder_answers_as_the_model_in_memory(tmp_path: Path) -> None:
         assert loaded.recommend(["u3", "u50"], 5, exclude_seen=exclude).equals(want)
     assert loaded.neighbours(["i7"], 4).equals(trained.retriever.neighbours(["i7"], 4))
     files = {path.name for path in (tmp_path / "m").iterdir()}
-    assert files == {"config.json", "model.safetensors", "users.parquet", "items.parquet", "seen.safetensors", "metrics.json", "log.jsonl"}
-    text = train(planted.texts(), config=TrainConfig.of("text", epochs=1, dim=16, batch=32), out=tmp_path / "t")
-    assert Retriever.load(tmp_path / "t").search(["compress the abc"], 3).equals(text.retriever.search(["compress the abc"], 3))
+    assert files == {
+        "config.json",
+        "model.safetensors",
+        "users.parquet",
+        "items.parquet",
+        "seen.safetensors",
+        "metrics.json",
+        "log.jsonl",
+    }
+    text = train(
+        planted.texts(), config=TrainConfig.of("text", epochs=1, dim=16, batch=32), out=tmp_path / "t"
+    )
+    assert (
+        Retriever.load(tmp_path / "t")
+        .search(["compress the abc"], 3)
+        .equals(text.retriever.search(["compress the abc"], 3))
+    )
 
 
 class Stop(Exception):
@@ -94,9 +122,20 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("negatives", ["uniform", "in-batch+popularity"])
-def test_a_run_resumed_in_mid_epoch_is_bit_for_bit_the_uninterrupted_one(tmp_path: Path, negatives: str) -> None:
+def test_a_run_resumed_in_mid_epoch_is_bit_for_bit_the_uninterrupted_one(
+    tmp_path: Path, negatives: str
+) -> None:
     data = planted.interactions()
-    config = TrainConfig.of("mf", candidates=32, dim=8, epochs=4, batch=32, negatives=negatives, optimizer="adam", learn_temperature=True)
+    config = TrainConfig.of(
+        "mf",
+        candidates=32,
+        dim=8,
+        epochs=4,
+        batch=32,
+        negatives=negatives,
+        optimizer="adam",
+        learn_temperature=True,
+    )
     train(data, config=config, out=tmp_path / "whole")
 
     def stop(step: Step) -> None:
@@ -107,7 +146,10 @@ def test_a_run_resumed_in_mid_epoch_is_bit_for_bit_the_uninterrupted_one(tmp_pat
         train(data, config=config, out=tmp_path / "cut", checkpoint_seconds=0, watch=stop)
     train(data, config=config, out=tmp_path / "cut", resume=True)
     assert_same_model(tmp_path / "whole", tmp_path / "cut")
-    logs = [[json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()] for name in ("whole", "cut")]
+    logs = [
+        [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
+        for name in ("whole", "cut")
+    ]
     for entry in logs[0] + logs[1]:
         del entry["seconds"]
     assert logs[0] == logs[1]
@@ -115,31 +157,61 @@ def test_a_run_resumed_in_mid_epoch_is_bit_for_bit_the_uninterrupted_one(tmp_pat
 
 @pytest.mark.slow
 def test_a_process_killed_in_mid_epoch_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    path = planted.write_csv(planted.interactions(n_users=600, each=20), tmp_path / "data.csv")
-    settings = [str(path), "--epochs", "12", "--batch", "32", "--candidates", "64", "--patience", "0", "--checkpoint-every", "0.2"]
+    path = planted.write_csv(planted.interactions(n_users=200, each=20), tmp_path / "data.csv")
+    settings = [
+        str(path),
+        "--epochs",
+        "6",
+        "--batch",
+        "32",
+        "--candidates",
+        "64",
+        "--patience",
+        "0",
+        "--checkpoint-every",
+        "0.2",
+    ]
     subprocess.run([*COMMAND, *settings, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
     process = subprocess.Popen(
-        [*COMMAND, *settings, "--out", str(tmp_path / "cut")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*COMMAND, *settings, "--out", str(tmp_path / "cut")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     log = tmp_path / "cut" / "log.jsonl"
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and (not log.exists() or '"epoch": 3' not in log.read_text()):
+    while time.monotonic() < deadline and (not log.exists() or '"epoch": 2' not in log.read_text()):
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "cut" / "model.safetensors").exists()
-    refused = subprocess.run([*COMMAND, *settings, "--out", str(tmp_path / "cut")], capture_output=True, text=True)
+    refused = subprocess.run(
+        [*COMMAND, *settings, "--out", str(tmp_path / "cut")], capture_output=True, text=True
+    )
     assert refused.returncode == 2
     assert "--resume" in refused.stderr
-    subprocess.run([*COMMAND, *settings, "--out", str(tmp_path / "cut"), "--resume"], check=True, capture_output=True)
+    subprocess.run(
+        [*COMMAND, *settings, "--out", str(tmp_path / "cut"), "--resume"], check=True, capture_output=True
+    )
     assert_same_model(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
-    path = planted.write_csv(planted.interactions(n_users=600, each=20), tmp_path / "data.csv")
-    settings = [str(path), "--epochs", "500", "--batch", "32", "--patience", "0", "--out", str(tmp_path / "m")]
-    process = subprocess.Popen([*COMMAND, *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    path = planted.write_csv(planted.interactions(n_users=200, each=20), tmp_path / "data.csv")
+    settings = [
+        str(path),
+        "--epochs",
+        "500",
+        "--batch",
+        "32",
+        "--patience",
+        "0",
+        "--out",
+        str(tmp_path / "m"),
+    ]
+    process = subprocess.Popen(
+        [*COMMAND, *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     log = tmp_path / "m" / "log.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (not log.exists() or '"epoch": 1' not in log.read_text()):
@@ -201,19 +273,21 @@ def test_a_folder_that_holds_something_is_not_touched(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_is_said_and_leaves_no_half_file(tmp_path: Path) -> None:
     path = planted.write_csv(planted.interactions(), tmp_path / "data.csv")
     out = tmp_path / "m"
-    command = [*COMMAND, str(path), "--epochs", "2", "--dim", "512", "--out", str(out)]
+    command = [*COMMAND, str(path), "--epochs", "2", "--dim", "4096", "--out", str(out)]
 
     def tight() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
 
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=tight, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "n")})
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=tight)
     assert done.returncode == 2, done.stderr
     assert "no room to write" in done.stderr
     assert "Traceback" not in done.stderr
     assert not [p for p in out.iterdir() if p.name.endswith(".part") or p.suffix == ".safetensors"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "items.parquet", "users.parquet", "seen.safetensors", "config.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "items.parquet", "users.parquet", "seen.safetensors", "config.json"]
+)
 def test_a_damaged_or_missing_file_is_named_and_nothing_is_loaded(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "m"
     train(planted.interactions(), config=TrainConfig.of("mf", epochs=1, dim=4), out=folder)
@@ -241,13 +315,21 @@ def test_data_that_cannot_be_trained_on_is_refused() -> None:
         train(planted.interactions(n_users=1), config=SMALL)
     with pytest.raises(ValueError, match="does not fit data of ids"):
         train(data, config=TrainConfig.of("text"))
-    with pytest.raises(ValueError, match="Unknown metric"):
-        train(data, config=TrainConfig.of("mf", metric="accuracy@3"))
     with pytest.raises(FloatingPointError, match="temperature"):
         train(data, config=TrainConfig.of("mf", similarity="dot", lr=1e30))
 
 
-@pytest.mark.parametrize(("changes", "said"), [({"dim": 0}, "dim"), ({"lr": -1}, "lr"), ({"temperature": 0}, "temperature"), ({"optimizer": "sgd"}, "adagrad"), ({"alpha": 1}, "Unknown settings alpha")])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dim": 0}, "dim"),
+        ({"lr": -1}, "lr"),
+        ({"temperature": 0}, "temperature"),
+        ({"optimizer": "sgd"}, "adagrad"),
+        ({"metric": "accuracy@3"}, "ndcg@20"),
+        ({"alpha": 1}, "Unknown settings alpha"),
+    ],
+)
 def test_bad_settings_are_refused(changes: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         TrainConfig.of("mf", **changes)

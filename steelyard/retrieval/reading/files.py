@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.reading.adjacency import Ints, NotANumber, NumberLines, read_numbers
 from steelyard.retrieval.reading.assembling import Rows, from_ids, from_texts
 from steelyard.retrieval.reading.columns import check_roles, roles_by_place
 from steelyard.retrieval.reading.fields import check_numbers
-from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.reading.sources import DAMAGE, PathLike, damaged, find_files, format_of, read_head
 from steelyard.retrieval.reading.tables import LEAST_TIME, Table, Wanted, note_of_places, read_table
 
