@@ -84,8 +84,8 @@ class Draws:
             score: float, broadcastable to `ids`.
 
         Returns:
-            The ids with their log-weights, (..., n), and `log_normalizer`, (...,): `logsumexp` of these,
-            the estimate of `log Z`.
+            The ids with their log-weights, (..., n), and in `log_normalizer`, (...,), the `logsumexp` of these,
+            which estimates `log Z`.
         """
         log_weight = score - self.log_expected
         return Weighted(self.ids, log_weight, torch.logsumexp(log_weight, -1))
@@ -185,6 +185,10 @@ class Estimate:
         stderr: its standard error, in the units of `value`.
         ess: effective number of independent draws behind it.
         khat: Pareto shape of the weights' tail; NaN where it was not computed.
+
+    Reference:
+        The limit of 0.7 on k-hat: Vehtari et al. (2024), Pareto smoothed importance sampling, JMLR 25,
+        arXiv 1507.02646. The limit of 10 effective draws is ours.
     """
 
     value: float

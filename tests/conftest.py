@@ -5,8 +5,8 @@ import os
 for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # for the processes that tests start, too
 
-import torch
-from hypothesis import settings
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 torch.set_num_threads(1)
 settings.register_profile("steelyard", deadline=None, derandomize=True)
