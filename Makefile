@@ -28,4 +28,4 @@ bench: $(VENV)/ready
 
 docs: $(VENV)/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

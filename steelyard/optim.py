@@ -57,7 +57,7 @@ class RowAdagrad(Optimizer):
 
     Reference:
         Duchi, Hazan & Singer (2011), Adaptive subgradient methods, JMLR 12; one accumulator a row as in
-        FBGEMM's exact row-wise Adagrad: Khudia et al. (2021), arXiv 2101.05615.
+        Lerer et al. (2019), PyTorch-BigGraph, arXiv 1903.12287, whose code names it RowAdagrad.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1, eps: float = 1e-8) -> None:

@@ -142,7 +142,7 @@ def _roles(columns: str | None) -> dict[str, str] | None:
     roles = {}
     for part in columns.split(","):
         role, equals, name = part.partition("=")
-        if not equals or not role.strip() or not name.strip():
+        if not equals or not role.strip():
             raise ValueError(f"--columns wants role=name, joined by commas; {part!r} is not of that form.")
         roles[role.strip()] = name.strip()
     return roles

@@ -75,8 +75,8 @@ def _content(metrics: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, An
         "metric": metric,
         "figures": {name: Markup(svg) if svg else "" for name, svg in _figures(metrics, rows, steps).items()},
         "ess_note": f"At the end {ess:,.0f} of {settings['candidates']:,} draws a batch: how many equally weighed "
-        "negatives a query's draws are worth. A small number says that few draws carry the gradient: take more "
-        "candidates or a proposal nearer to the model.",
+        "negatives a query's draws are worth. A sharp softmax has few even when all items are taken; under random "
+        "draws a number near 1 says that single draws carry the gradient: take more candidates.",
         "asker": "query" if text else "user",
         "history": not text,
         "examples": metrics["examples"],
