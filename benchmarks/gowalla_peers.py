@@ -139,17 +139,13 @@ def steelyard(parts: Parts, curve: Curve, epochs: int) -> None:
     fit(model, train.users, train.items, train.known(), train.item_counts(), config, validate=validate)
 
 
-def implicit_matrix(parts: Parts) -> Any:
+def run_implicit(model: Any, parts: Parts, curve: Curve) -> None:
     from scipy.sparse import csr_matrix
 
-    rows = parts.train.known()
-    ones = np.ones(len(rows.values), dtype=np.float32)
-    indices, offsets = (part.numpy().astype(np.int32) for part in (rows.values, rows.offsets))
-    return csr_matrix((ones, indices, offsets), (len(rows), parts.train.n_items))
-
-
-def run_implicit(model: Any, parts: Parts, curve: Curve) -> None:
-    matrix = implicit_matrix(parts)
+    known = parts.train.known()
+    ones = np.ones(len(known.values), dtype=np.float32)
+    indices, offsets = (part.numpy().astype(np.int32) for part in (known.values, known.offsets))
+    matrix = csr_matrix((ones, indices, offsets), (len(known), parts.train.n_items))
 
     def factors() -> tuple[Tensor, Tensor]:
         return torch.from_numpy(model.user_factors), torch.from_numpy(model.item_factors)
@@ -392,7 +388,8 @@ def spawn(name: str, what: str, options: list[str]) -> dict[str, Any] | None:
     return result
 
 
-def reach(points: list[dict[str, float]], level: float) -> float | None:
+def reach(result: dict[str, Any] | None, level: float) -> float | None:
+    points = result["points"] if result else []
     return next((point["seconds"] for point in points if point["ndcg"] >= level), None)
 
 
@@ -406,23 +403,20 @@ def cell(value: float | None, ours: float | None, form: str) -> str:
 def report(results: dict[str, dict[str, Any]]) -> None:
     """One table of speed, one of quality and memory; ratios are to steelyard."""
     ours = results.get("steelyard")
-    print(f"\nSeconds of training until test NDCG@20 reaches a level (ratio to steelyard)\n{'':14}", end="")
-    print("".join(f"{level:16.2f}" for level in LEVELS))
+    print("\nSeconds of training until test NDCG@20 reaches a level (ratio to steelyard)")
+    print(f"{'':14}" + "".join(f"{level:16.2f}" for level in LEVELS))
     for name, result in results.items():
-        row = [
-            cell(reach(result["points"], level), ours and reach(ours["points"], level), ".1f")
-            for level in LEVELS
-        ]
-        print(f"{name:14}{''.join(row)}")
-    heads = ("ndcg@20", "recall@20", "seconds", "s an epoch", "growth MiB", "peak MiB")
-    print(f"\nAt the epoch that validation chose\n{'':14}{'epoch':>10}{'valid':>8}", end="")
-    print("".join(f"{head:>16}" for head in heads))
+        row = [cell(reach(result, level), reach(ours, level), ".1f") for level in LEVELS]
+        print(f"{name:14}" + "".join(row))
+    forms = {"ndcg@20": ".4f", "recall@20": ".4f", "seconds": ".1f", "s an epoch": ".2f"}
+    forms |= {"growth MiB": ".0f", "peak MiB": ".0f"}
+    print("\nAt the epoch that validation chose, and memory (ratio to steelyard)")
+    print(f"{'':14}{'epoch':>10}{'valid':>8}" + "".join(f"{head:>16}" for head in forms))
     for name, result in results.items():
         values, base = at_best(result), at_best(ours) if ours else {}
-        forms = (".4f", ".4f", ".1f", ".2f", ".0f", ".0f")
-        row = [cell(values[head], base.get(head), form) for head, form in zip(heads, forms, strict=True)]
+        row = [cell(values[head], base.get(head), form) for head, form in forms.items()]
         of = f"{result['best'] + 1}/{len(result['points'])}"
-        print(f"{name:14}{of:>10}{values['validation']:8.4f}{''.join(row)}")
+        print(f"{name:14}{of:>10}{values['validation']:8.4f}" + "".join(row))
 
 
 def at_best(result: dict[str, Any]) -> dict[str, float]:

@@ -128,13 +128,18 @@ def _described(item: str, value: object) -> Iterator[tuple[str, tuple[str, str]]
     text = inspect.cleandoc(getattr(value, "__doc__", None) or "") if is_documented else ""
     short = item.rpartition(".")[2]
     signature = short + (getattr(value, "__text_signature__", None) or "")
-    lines = text.split("\n")
-    while lines and lines[0].startswith(f"{short}("):
-        signature = lines.pop(0)
-        while lines and not lines[0].strip():
-            lines.pop(0)
-    if lines and lines[0]:
-        yield item, (re.sub(r"\(\$?(?:self|module|type)(?:, )?", "(", signature, count=1), "\n".join(lines))
+    written, text = _cut_signature(short, text)
+    if text:
+        yield item, (re.sub(r"\(\$?(?:self|module|type)(?:, )?", "(", written or signature, count=1), text)
+
+
+def _cut_signature(name: str, text: str) -> tuple[str, str]:
+    """The first line of the signatures that some docstrings begin with ("" for most), and what follows them."""
+    lines = text.strip().split("\n")
+    written = lines[0] if lines[0].startswith(f"{name}(") else ""
+    while lines and (lines[0].startswith(f"{name}(") or (written and not lines[0].strip())):
+        lines.pop(0)
+    return written, "\n".join(lines)
 
 
 def split_docstring(text: str) -> tuple[str, str]:
@@ -160,6 +165,7 @@ def _select(
     short = repeated = 0
     for item in sorted(documents, key=lambda name: (name.count("."), name)):
         signature, text = documents[item]
+        _, text = _cut_signature(item.rpartition(".")[2], text)
         query, rest = split_docstring(text)
         if query.startswith(">>>") or len(_WORD.findall(query)) < FEWEST_WORDS:
             short += 1

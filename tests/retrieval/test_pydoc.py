@@ -142,6 +142,13 @@ def test_what_is_left_out_is_counted():
     assert "1 unreadable" in str(found)
 
 
+def test_a_signature_at_the_head_of_a_docstring_is_no_query():
+    text = "dot(a, b)\ndot(a, b, out)\n\nProduct of two arrays. See matmul."
+    pairs = selected({"p.dot": ("dot(a, b, out=None)", text)}).pairs
+    assert pairs.rows() == [("Product of two arrays.", "p.dot\ndot(a, b, out=None)\n\nSee matmul.", "p.dot")]
+    assert selected({"p.dot": ("dot()", "dot(a, b) is not said in words")}).short == 1
+
+
 def test_over_the_cap_the_standard_library_comes_first_and_the_rest_is_a_fixed_sample():
     documents = {f"pack.f{i}": ("f()", f"Does thing number {i}.") for i in range(50)}
     documents |= {f"std.g{i}": ("g()", f"Does a standard thing {i}.") for i in range(5)}

@@ -187,4 +187,5 @@ def _complaint(role: str, fault: str, rows: pl.Series, path: Path) -> str:
             "Times count from 1970 or any other start, and -1 often stands for a missing one. "
             "Remove these rows, or shift the column so that it starts at 0."
         )
-    return f"{path}: the {role} is {fault} in {len(rows):,} rows (counted from 1: {shown}). {mend}"
+    noun = "row" if len(rows) == 1 else "rows"
+    return f"{path}: the {role} is {fault} in {len(rows):,} {noun} (counted from 1: {shown}). {mend}"
