@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numba
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim import Optimizer
 
+Ints = NDArray[np.int64]
+Clock = NDArray[np.int32]
+Floats = NDArray[np.float32]
 
-def merge_rows(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The touched rows of a sparse gradient, each once, and the sum of their gradients.
+
+def gather_rows(grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Put the entries of a sparse gradient in the order of their rows, entries of one row in the order they came.
 
     Args:
         grad: sparse COO with one sparse dimension, coalesced or not, (rows, d).
 
     Returns:
-        Rows, int64, (m,), ascending, and gradients, (m, d).
+        The touched rows, int64, (m,), ascending; where each one's entries start, int64, (m + 1,); and the
+        positions of the entries in the gradient's values, int64, (n,).
 
     Raises:
-        TypeError: the gradient is dense, or sparse in more than its first dimension.
+        TypeError: the gradient is dense, sparse in more than its first dimension, or neither float32 nor float64.
     """
-    if not grad.is_sparse or grad.sparse_dim() != 1:
+    if not grad.is_sparse or grad.sparse_dim() != 1 or grad.ndim != 2:
         raise TypeError(
-            "Row-sparse optimisers take gradients that are sparse in their first dimension, as "
+            "Row-sparse optimisers take gradients of tables that are sparse in their first dimension, as "
             "torch.nn.Embedding(sparse=True) makes them; give other parameters to torch.optim."
         )
-    rows, values = grad._indices()[0], grad._values()
-    if grad.is_coalesced() or len(rows) == 0:
-        return rows, values
-    unique, inverse = torch.unique(rows, return_inverse=True)
-    if len(unique) == len(rows):
-        order = torch.empty_like(inverse)
-        order[inverse] = torch.arange(len(rows))
-        return unique, values[order]
-    return unique, values.new_zeros(len(unique), *values.shape[1:]).index_add_(0, inverse, values)
+    if grad.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"Row-sparse optimisers take float32 or float64 tables, got {grad.dtype}.")
+    rows, order = grad._indices()[0].sort(stable=True)
+    rows, counts = rows.unique_consecutive(return_counts=True)
+    return rows, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), order
 
 
 class RowAdagrad(Optimizer):
@@ -82,14 +87,11 @@ class RowAdagrad(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                rows, grad = merge_rows(p.grad)
+                rows, starts, order = gather_rows(p.grad)
                 state = self.state[p]
                 if not state:
                     state["sum"] = p.new_zeros(len(p))
-                total = state["sum"].index_select(0, rows) + _mean_square(grad)
-                state["sum"].index_copy_(0, rows, total)
-                step = -group["lr"] / (total.sqrt() + group["eps"])
-                p.index_add_(0, rows, grad * step.view(-1, *[1] * (grad.ndim - 1)))
+                _adagrad(*_arrays(rows, starts, order, p.grad._values(), p, state["sum"]), group["lr"], group["eps"])
         return loss
 
 
@@ -146,29 +148,83 @@ class RowAdam(Optimizer):
         """
         loss = _evaluate(closure)
         for group in self.param_groups:
-            beta1, beta2 = group["betas"]
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                rows, grad = merge_rows(p.grad)
+                rows, starts, order = gather_rows(p.grad)
                 state = self.state[p]
                 if not state:
                     state["step"] = torch.zeros(len(p), dtype=torch.int32)
                     state["first"], state["second"] = torch.zeros_like(p), p.new_zeros(len(p))
-                steps = state["step"].index_select(0, rows) + 1
-                first = state["first"].index_select(0, rows).lerp_(grad, 1 - beta1)
-                second = state["second"].index_select(0, rows).lerp_(_mean_square(grad), 1 - beta2)
-                for name, value in (("step", steps), ("first", first), ("second", second)):
-                    state[name].index_copy_(0, rows, value)
-                t = steps.to(p.dtype)
-                root = (second / (1 - beta2**t)).sqrt_() + group["eps"]
-                step = -group["lr"] / ((1 - beta1**t) * root)
-                p.index_add_(0, rows, first.mul_(step.view(-1, *[1] * (grad.ndim - 1))))
+                arrays = _arrays(
+                    rows, starts, order, p.grad._values(), p, state["step"], state["first"], state["second"]
+                )
+                logs = [math.log(beta) if beta else -math.inf for beta in group["betas"]]
+                _adam(*arrays, group["lr"], *group["betas"], group["eps"], *logs)
         return loss
 
 
-def _mean_square(grad: Tensor) -> Tensor:
-    return grad.flatten(1).square().mean(1) if grad.ndim > 1 else grad.square()
+def _arrays(*tensors: Tensor) -> list[Any]:
+    """The tensors' memory as NumPy arrays; nothing is copied but a gradient that is not contiguous."""
+    return [t.detach().contiguous().numpy() for t in tensors]
+
+
+@numba.njit(cache=True, fastmath={"reassoc", "contract"})
+def _adagrad(
+    rows: Ints, starts: Ints, order: Ints, grad: Floats, table: Floats, total: Floats, lr: float, eps: float
+) -> None:
+    d = table.shape[1]
+    g = np.empty(d, grad.dtype)
+    for i in range(len(rows)):
+        row = rows[i]
+        g[:] = 0
+        for e in range(starts[i], starts[i + 1]):
+            for k in range(d):
+                g[k] += grad[order[e], k]
+        square = 0.0
+        for k in range(d):
+            square += g[k] * g[k]
+        total[row] += square / d
+        step = lr / (math.sqrt(total[row]) + eps)
+        for k in range(d):
+            table[row, k] -= step * g[k]
+
+
+@numba.njit(cache=True, fastmath={"reassoc", "contract"})
+def _adam(
+    rows: Ints,
+    starts: Ints,
+    order: Ints,
+    grad: Floats,
+    table: Floats,
+    clock: Clock,
+    first: Floats,
+    second: Floats,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    log_beta1: float,
+    log_beta2: float,
+) -> None:
+    d = table.shape[1]
+    g = np.empty(d, grad.dtype)
+    for i in range(len(rows)):
+        row = rows[i]
+        g[:] = 0
+        for e in range(starts[i], starts[i + 1]):
+            for k in range(d):
+                g[k] += grad[order[e], k]
+        square = 0.0
+        for k in range(d):
+            square += g[k] * g[k]
+            first[row, k] += (1 - beta1) * (g[k] - first[row, k])
+        clock[row] += 1
+        second[row] += (1 - beta2) * (square / d - second[row])
+        root = math.sqrt(second[row] / -math.expm1(clock[row] * log_beta2)) + eps
+        step = lr / (-math.expm1(clock[row] * log_beta1) * root)
+        for k in range(d):
+            table[row, k] -= step * first[row, k]
 
 
 def _evaluate(closure: Callable[[], Any] | None) -> Any:

@@ -3,21 +3,18 @@
 import pytest
 import torch
 
-from steelyard.optim import RowAdagrad, RowAdam, merge_rows
+from steelyard.optim import RowAdagrad, RowAdam, gather_rows
 
 
 def sparse(rows: list[int], values: torch.Tensor, n: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(torch.tensor([rows]), values, (n, values.shape[1]), check_invariants=True)
 
 
-def test_rows_that_come_twice_are_summed_and_order_does_not_matter() -> None:
-    values = torch.tensor([[1.0, 2], [10, 20], [100, 200]])
-    rows, grad = merge_rows(sparse([4, 1, 4], values, 5))
-    assert rows.tolist() == [1, 4]
-    assert grad.tolist() == [[10, 20], [101, 202]]
-    rows, grad = merge_rows(sparse([4, 1, 0], values, 5))
+def test_entries_are_gathered_by_row_in_the_order_they_came() -> None:
+    rows, starts, order = gather_rows(sparse([4, 1, 4, 0], torch.randn(4, 2), 5))
     assert rows.tolist() == [0, 1, 4]
-    assert grad.tolist() == [[100, 200], [10, 20], [1, 2]]
+    assert starts.tolist() == [0, 1, 2, 4]
+    assert order.tolist() == [3, 1, 0, 2]
 
 
 def naive_adagrad(w: torch.Tensor, grads: list[torch.Tensor], lr: float, eps: float) -> torch.Tensor:
@@ -101,6 +98,10 @@ def test_dense_gradients_and_bad_settings_are_refused() -> None:
     p.grad = torch.ones(3, 2)
     with pytest.raises(TypeError, match="sparse=True"):
         RowAdagrad([p]).step()
+    half = torch.nn.Parameter(torch.ones(3, 2, dtype=torch.bfloat16))
+    half.grad = sparse([1], torch.ones(1, 2, dtype=torch.bfloat16), 3)
+    with pytest.raises(TypeError, match="float32 or float64"):
+        RowAdam([half]).step()
     with pytest.raises(ValueError, match="lr"):
         RowAdagrad([p], lr=0)
     with pytest.raises(ValueError, match="betas"):

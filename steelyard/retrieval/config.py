@@ -116,5 +116,14 @@ class TrainConfig:
 
 DEFAULTS: dict[str, TrainConfig] = {
     "mf": TrainConfig(),
-    "text": TrainConfig(model="text", metric="ndcg@10", dim=128, epochs=10, validation_users=1024),
+    "text": TrainConfig(
+        model="text",
+        negatives="in-batch",
+        dim=256,
+        epochs=3,
+        batch=1024,
+        temperature=0.05,
+        metric="ndcg@10",
+        validation_users=1024,
+    ),
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.pydoc import python_documentation
+from steelyard.retrieval.pydoc import read_documentation
 from steelyard.retrieval.reading import read_interactions
 
 
@@ -17,13 +17,13 @@ def documentation_pairs() -> Interactions:
     Returns:
         Text interactions; item ids are qualified names such as `gzip.compress`.
     """
-    frame = python_documentation()
+    documentation = read_documentation()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "documentation.parquet"
-        frame.write_parquet(path)
+        documentation.pairs.write_parquet(path)
         columns = {"query": "query", "document": "document", "item": "item"}
         pairs = read_interactions(path, columns=columns, kind="text")
-    note = "Queries are the first sentences of public docstrings in the installed Python and its packages."
+    notes = [*str(documentation).splitlines(), "The first sentence is the query, what it documents the document."]
     return replace(
-        pairs, reading=replace(pairs.reading, files=["documentation of the installed Python"], notes=[note])
+        pairs, reading=replace(pairs.reading, files=["the documentation of the installed Python"], notes=notes)
     )

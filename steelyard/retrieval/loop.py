@@ -253,11 +253,10 @@ class _Run:
         users, items = self.users[batch], self.items[batch]
         context = Context(items, self.known.take(users))
         draws = self.proposal.sample(context, self.config.candidates, generator=self.generator)
-        queries, positives, candidates = (
-            encoder.queries(users),
-            encoder.items(items),
-            encoder.items(draws.ids),
-        )
+        # In-batch candidates are the positives again, and draws repeat: each item is encoded once.
+        distinct, place = torch.cat([items, draws.ids]).unique(return_inverse=True)
+        queries, vectors = encoder.queries(users), encoder.items(distinct)[place]
+        positives, candidates = vectors[: len(items)], vectors[len(items) :]
         scale = self.model.log_scale.exp()
         hits = context.hits(draws.ids)
         loss = fused_sampled_softmax(

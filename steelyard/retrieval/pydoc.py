@@ -65,11 +65,6 @@ class Documentation:
         )
 
 
-def python_documentation() -> pl.DataFrame:
-    """Columns query, document and item: the pairs that `read_documentation` finds in this environment."""
-    return read_documentation().pairs
-
-
 def read_documentation(most_pairs: int = MOST_PAIRS, processes: int | None = None) -> Documentation:
     """Pair the first sentence of every public docstring of the environment with the rest of it.
 
