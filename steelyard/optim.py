@@ -18,7 +18,7 @@ Clock = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 
-def gather_rows(grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gather_rows(grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Put the entries of a sparse gradient in the order of their rows, entries of one row in the order they came.
 
     Args:
@@ -39,7 +39,7 @@ def gather_rows(grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if grad.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"Row-sparse optimisers take float32 or float64 tables, got {grad.dtype}.")
     rows, order = grad._indices()[0].sort(stable=True)
-    rows, counts = rows.unique_consecutive(return_counts=True)
+    rows, counts = rows.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
     return rows, torch.cat([counts.new_zeros(1), counts.cumsum(0)]), order
 
 
@@ -87,11 +87,13 @@ class RowAdagrad(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                rows, starts, order = gather_rows(p.grad)
+                rows, starts, order = _gather_rows(p.grad)
                 state = self.state[p]
                 if not state:
                     state["sum"] = p.new_zeros(len(p))
-                _adagrad(*_arrays(rows, starts, order, p.grad._values(), p, state["sum"]), group["lr"], group["eps"])
+                arrays = _arrays(rows, starts, order, p.grad._values(), p, state["sum"])
+                numbers = [group["lr"], group["eps"]]
+                _adagrad(*arrays, *numbers)
         return loss
 
 
@@ -133,6 +135,11 @@ class RowAdam(Optimizer):
             raise ValueError(f"betas must lie in [0, 1), got {betas}.")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
+    @staticmethod
+    def _settings(group: dict[str, Any]) -> list[float]:
+        logs = [math.log(beta) if beta else -math.inf for beta in group["betas"]]
+        return [group["lr"], *group["betas"], group["eps"], *logs]
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override, unused-ignore]
         """Move the rows that have a gradient.
@@ -151,7 +158,7 @@ class RowAdam(Optimizer):
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                rows, starts, order = gather_rows(p.grad)
+                rows, starts, order = _gather_rows(p.grad)
                 state = self.state[p]
                 if not state:
                     state["step"] = torch.zeros(len(p), dtype=torch.int32)
@@ -159,14 +166,13 @@ class RowAdam(Optimizer):
                 arrays = _arrays(
                     rows, starts, order, p.grad._values(), p, state["step"], state["first"], state["second"]
                 )
-                logs = [math.log(beta) if beta else -math.inf for beta in group["betas"]]
-                _adam(*arrays, group["lr"], *group["betas"], group["eps"], *logs)
+                _adam(*arrays, *self._settings(group))
         return loss
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:
-    """The tensors' memory as NumPy arrays; nothing is copied but a gradient that is not contiguous."""
-    return [t.detach().contiguous().numpy() for t in tensors]
+    """The tensors' own memory as NumPy arrays."""
+    return [t.detach().numpy() for t in tensors]
 
 
 @numba.njit(cache=True, fastmath={"reassoc", "contract"})

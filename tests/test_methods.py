@@ -25,7 +25,6 @@ NOT_METHODS = {
     "steelyard.evaluation.PopularitySlice",
     "steelyard.evaluation.RankingMetrics",
     "steelyard.evaluation.Ranks",
-    "steelyard.optim.merge_rows",
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from steelyard.optim import RowAdagrad, RowAdam, gather_rows
+from steelyard.optim import RowAdagrad, RowAdam, _gather_rows
 
 
 def sparse(rows: list[int], values: torch.Tensor, n: int) -> torch.Tensor:
@@ -11,7 +11,7 @@ def sparse(rows: list[int], values: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def test_entries_are_gathered_by_row_in_the_order_they_came() -> None:
-    rows, starts, order = gather_rows(sparse([4, 1, 4, 0], torch.randn(4, 2), 5))
+    rows, starts, order = _gather_rows(sparse([4, 1, 4, 0], torch.randn(4, 2), 5))
     assert rows.tolist() == [0, 1, 4]
     assert starts.tolist() == [0, 1, 2, 4]
     assert order.tolist() == [3, 1, 0, 2]
@@ -62,7 +62,7 @@ def test_the_first_step_of_a_row_has_length_lr_however_late_it_comes() -> None:
         optimizer.step()
     p.grad = sparse([1], torch.tensor([[7.0]]), 2)
     optimizer.step()
-    assert float(p[1]) == pytest.approx(-0.1, rel=1e-4)
+    assert p[1].item() == pytest.approx(-0.1, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", [RowAdagrad, RowAdam])

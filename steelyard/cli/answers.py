@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
     import polars as pl
+    from rich.console import Console
 
-TEXT_WIDTH = 100
+TEXT_WIDTH, PIPE_WIDTH = 100, 140
 
 
 def show(answers: pl.DataFrame, as_json: bool) -> None:
@@ -17,13 +19,19 @@ def show(answers: pl.DataFrame, as_json: bool) -> None:
     if as_json:
         typer.echo(answers.write_json())
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(*(name for name in answers.columns))
     for row in answers.iter_rows(named=True):
         table.add_row(*(_cell(name, value) for name, value in row.items()))
-    Console().print(table)
+    console().print(table)
+
+
+def console() -> Console:
+    """Standard output; wide where it is not a terminal, so that tables are not folded."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def _cell(name: str, value: Any) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from steelyard.cli.answers import console
+
 if TYPE_CHECKING:
     from steelyard.retrieval import Interactions, Step
 
@@ -195,7 +197,6 @@ class _Progress:
 
 
 def _print(metrics: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     rows = {"model": metrics["test"], **metrics["baselines"]}
@@ -208,10 +209,10 @@ def _print(metrics: dict[str, Any]) -> None:
     for name in ("recall@10", "recall@20", "ndcg@10", "ndcg@20", "hit_rate@10", "mrr"):
         values = [row[name] for row in rows.values()]
         table.add_row(name, *(f"{v['mean']:.4f} [{v['low']:.4f}, {v['high']:.4f}]" for v in values))
-    console = Console()
-    console.print(table)
-    console.print(f"Items seen in training: {metrics['seen_items']}.", highlight=False)
+    out = console()
+    out.print(table)
+    out.print(f"Items seen in training: {metrics['seen_items']}.", highlight=False)
     if metrics["unreachable_targets"]:
-        console.print(
+        out.print(
             f"{metrics['unreachable_targets']:,} test items were seen in training, so no ranking can reach them."
         )

@@ -23,7 +23,11 @@ def documentation_pairs() -> Interactions:
         documentation.pairs.write_parquet(path)
         columns = {"query": "query", "document": "document", "item": "item"}
         pairs = read_interactions(path, columns=columns, kind="text")
-    notes = [*str(documentation).splitlines(), "The first sentence is the query, what it documents the document."]
+    notes = [
+        *str(documentation).splitlines(),
+        "The first sentence is the query, what it documents the document.",
+    ]
     return replace(
-        pairs, reading=replace(pairs.reading, files=["the documentation of the installed Python"], notes=notes)
+        pairs,
+        reading=replace(pairs.reading, files=["the documentation of the installed Python"], notes=notes),
     )

@@ -254,7 +254,7 @@ class _Run:
         context = Context(items, self.known.take(users))
         draws = self.proposal.sample(context, self.config.candidates, generator=self.generator)
         # In-batch candidates are the positives again, and draws repeat: each item is encoded once.
-        distinct, place = torch.cat([items, draws.ids]).unique(return_inverse=True)
+        distinct, place = torch.unique(torch.cat([items, draws.ids]), return_inverse=True)
         queries, vectors = encoder.queries(users), encoder.items(distinct)[place]
         positives, candidates = vectors[: len(items)], vectors[len(items) :]
         scale = self.model.log_scale.exp()

@@ -58,7 +58,7 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
         "unreachable_targets": result.unreachable,
         "seen_items": "left out of the ranking"
         if retriever.seen is not None
-        else "no query was seen in training",
+        else "none, since the test queries are new",
         "baselines": baselines,
         "popularity_slices": [asdict(part) for part in recall_by_popularity(ranks, targets, counts, k=20)],
         "epochs": counters.history,

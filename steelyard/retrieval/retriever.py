@@ -60,7 +60,7 @@ class Retriever:
 
     @torch.no_grad()
     def recommend(self, users: Sequence[Any], k: int = 10, *, exclude_seen: bool = True) -> pl.DataFrame:
-        """The `k` items with the highest scores for each user.
+        """The `k` items with the highest similarity (cosine or inner product) to each user.
 
         Args:
             users: ids as they stood in the training file.
@@ -83,7 +83,7 @@ class Retriever:
 
     @torch.no_grad()
     def search(self, texts: Sequence[str], k: int = 10) -> pl.DataFrame:
-        """The `k` documents with the highest scores for each text.
+        """The `k` documents with the highest similarity to each text.
 
         Args:
             texts: any text.
@@ -192,7 +192,6 @@ class Retriever:
         width = items.shape[1]
         flat = items.flatten()
         kept = flat >= 0
-        temperature = float(torch.exp(-self.model.log_scale)) if answer == "item" else 1.0
         rank = torch.arange(1, width + 1).repeat(len(items))
         query = torch.repeat_interleave(torch.arange(len(items)), width)
         found = flat[kept].numpy()
@@ -200,7 +199,7 @@ class Retriever:
             name: asked.gather(query[kept].numpy()),
             "rank": pl.Series(rank[kept].numpy()),
             answer: self.item_ids.gather(found),
-            "score": pl.Series((scores.flatten()[kept] / temperature).numpy()),
+            "score": pl.Series(scores.flatten()[kept].numpy()),
         }
         if self.item_texts is not None:
             columns["text"] = self.item_texts.gather(found)

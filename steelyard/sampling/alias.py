@@ -41,7 +41,9 @@ class AliasTable:
         total = w.sum()
         if not 0 < total < np.inf:
             raise ValueError(f"Weights must have a positive, finite sum, got {total}: is any count above 0?")
-        self.log_probability = torch.from_numpy(np.log(w, where=w > 0, out=np.full(len(w), -np.inf)) - np.log(total))
+        self.log_probability = torch.from_numpy(
+            np.log(w, where=w > 0, out=np.full(len(w), -np.inf)) - np.log(total)
+        )
         keep, alias = _build(w / total * len(w))
         self._keep, self._alias = torch.from_numpy(keep), torch.from_numpy(alias)
 
