@@ -49,18 +49,18 @@ class InBatch:
             generator: decides which, where `n` is less than the batch.
 
         Returns:
-            Shared draws, ids (min(n, B),).
+            Shared draws, ids (min(n, B),); none for a batch of one query, which has no others.
 
         Raises:
-            ValueError: a negative `n`; a batch of one query, which has no others.
+            ValueError: a negative `n`.
         """
         size = len(context)
         if n < 0:
             raise ValueError(f"The number of draws must not be negative, got {n}.")
-        if size < 2:
-            raise ValueError("In-batch candidates need a batch of at least two queries.")
         ids = context.positives
-        if n < size:
+        if size == 1:  # the odd pair at the end of an epoch: there are no others
+            ids = ids[:0]
+        elif n < size:
             ids = ids[torch.randperm(size, generator=generator)[:n]]
         share = (size - 1) * min(n, size) / size
         log_expected = self._log_rate + (math.log(share) if share else -math.inf)

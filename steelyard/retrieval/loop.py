@@ -282,7 +282,7 @@ class _Run:
             log_weight = scale.detach() * queries.detach()[few] @ candidates.detach().T - draws.log_expected
             inside = hits[0] < min(ESS_QUERIES, len(batch))
             log_weight[hits[0][inside], hits[1][inside]] = -math.inf
-            self.tell(value, float(effective_sample_size(log_weight).mean()))
+            self.tell(value, float(effective_sample_size(log_weight).mean()) if len(draws.ids) else 0.0)
 
     def descend(self, loss: Tensor) -> None:
         total = self.config.epochs * self.steps_per_epoch

@@ -79,6 +79,13 @@ def test_in_batch_takes_the_batch_and_counts_the_others() -> None:
     )
 
 
+def test_a_batch_of_one_has_no_others() -> None:
+    alone = Context(torch.tensor([1]))
+    assert InBatch(COUNTS).sample(alone, 5).ids.tolist() == []
+    mixed = Mixture([InBatch(COUNTS), Uniform(6)]).sample(alone, 6, generator=generator())
+    assert mixed.log_expected.exp().tolist() == pytest.approx([0.5] * 3)
+
+
 def test_a_mixture_splits_its_draws_by_share() -> None:
     assert Mixture([Uniform(3)] * 3).split(10) == [4, 3, 3]
     assert Mixture([Uniform(3)] * 2, [9, 1]).split(11) == [10, 1]
@@ -117,8 +124,6 @@ def test_bad_input_is_refused() -> None:
         Popularity(torch.zeros(3))
     with pytest.raises(ValueError, match="finite"):
         Popularity(COUNTS, math.nan)
-    with pytest.raises(ValueError, match="two queries"):
-        InBatch(COUNTS).sample(Context(torch.tensor([1])), 1)
     with pytest.raises(ValueError, match="not be negative"):
         Uniform(3).sample(full, -1)
     with pytest.raises(ValueError, match="share"):

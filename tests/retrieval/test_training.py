@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from steelyard.retrieval import Retriever, Stopped, TrainConfig, train
+from steelyard.retrieval.job import partition
 from steelyard.retrieval.loop import Step
 from tests.retrieval import planted
 
@@ -36,6 +37,14 @@ def test_it_finds_the_planted_groups_whatever_the_negatives(negatives: str) -> N
     config = TrainConfig.of("mf", candidates=32, dim=8, epochs=15, batch=128, negatives=negatives, patience=0)
     test = train(planted.interactions(), config=config).metrics
     assert test["test"]["ndcg@10"]["low"] > test["baselines"]["popularity"]["ndcg@10"]["high"]
+
+
+@pytest.mark.parametrize("negatives", ["in-batch", "in-batch+uniform"])
+def test_an_epoch_may_end_in_a_batch_of_one_pair(negatives: str) -> None:
+    config = TrainConfig.of("text", epochs=1, batch=7, dim=8, negatives=negatives)
+    parts = partition(planted.texts(), None, config, "random")
+    last = TrainConfig.of("text", epochs=1, batch=len(parts.train) - 1, dim=8, negatives=negatives)
+    assert train(planted.texts(), config=last).metrics["epochs"][0]["loss"] > 0
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
