@@ -12,6 +12,7 @@ matplotlib.use("svg")
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 INK, ACCENT, SECOND, PALE = "#22303c", "#0f6b6b", "#c4622d", "#9aa7b0"
 BASE_COLOURS = (ACCENT, PALE, SECOND, "#6b5b95")
@@ -62,6 +63,7 @@ def curve(
             fontsize=8,
             color=SECOND,
         )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(label_x, fontsize=9, color=INK)
     axes.set_ylabel(label_y, fontsize=9, color=INK)
     return _svg(figure)

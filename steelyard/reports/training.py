@@ -106,7 +106,9 @@ def _figures(metrics: dict[str, Any], rows: dict[str, Any], steps: list[dict[str
         "ess": curve(
             at, [s["ess"] for s in steps], label_x="step", label_y="effective negatives", colour=SECOND
         ),
-        "slices": slice_bars(slices, names, [s["recall"] or 0.0 for s in slices]),
+        "slices": slice_bars(slices, names, [s["recall"] or 0.0 for s in slices])
+        if sum(s["targets"] > 0 for s in slices) > 1
+        else "",
     }
 
 
