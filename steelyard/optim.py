@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numba
@@ -83,17 +83,12 @@ class RowAdagrad(Optimizer):
             TypeError: a gradient that is not sparse in its first dimension alone.
         """
         loss = _evaluate(closure)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                rows, starts, order = _gather_rows(p.grad)
-                state = self.state[p]
-                if not state:
-                    state["sum"] = p.new_zeros(len(p))
-                arrays = _arrays(rows, starts, order, p.grad._values(), p, state["sum"])
-                numbers = [group["lr"], group["eps"]]
-                _adagrad(*arrays, *numbers)
+        for group, p, entries in _touched(self):
+            state = self.state[p]
+            if not state:
+                state["sum"] = p.new_zeros(len(p))
+            numbers = [group["lr"], group["eps"]]
+            _adagrad(*_arrays(*entries, p, state["sum"]), *numbers)
         return loss
 
 
@@ -154,20 +149,22 @@ class RowAdam(Optimizer):
             TypeError: a gradient that is not sparse in its first dimension alone.
         """
         loss = _evaluate(closure)
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                rows, starts, order = _gather_rows(p.grad)
-                state = self.state[p]
-                if not state:
-                    state["step"] = torch.zeros(len(p), dtype=torch.int32)
-                    state["first"], state["second"] = torch.zeros_like(p), p.new_zeros(len(p))
-                arrays = _arrays(
-                    rows, starts, order, p.grad._values(), p, state["step"], state["first"], state["second"]
-                )
-                _adam(*arrays, *self._settings(group))
+        for group, p, entries in _touched(self):
+            state = self.state[p]
+            if not state:
+                state["step"] = torch.zeros(len(p), dtype=torch.int32)
+                state["first"], state["second"] = torch.zeros_like(p), p.new_zeros(len(p))
+            arrays = _arrays(*entries, p, state["step"], state["first"], state["second"])
+            _adam(*arrays, *self._settings(group))
         return loss
+
+
+def _touched(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], Tensor, tuple[Tensor, ...]]]:
+    """Group, table and gradient entries (rows, starts, order, values) of every table that has a gradient."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                yield group, p, (*_gather_rows(p.grad), p.grad._values())
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:

@@ -54,3 +54,11 @@ def main() -> None:
     except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        typer.echo(
+            f"error: not enough memory ({str(error).splitlines()[0]}); take a smaller --dim, --candidates or --batch",
+            err=True,
+        )
+        sys.exit(2)

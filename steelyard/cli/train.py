@@ -111,6 +111,11 @@ def command(
                 pairs, held, config, split_by=split, out=folder, resume=resume, overwrite=overwrite,
                 checkpoint_seconds=checkpoint_every, watch=progress.watch, say=say,
             )  # fmt: skip
+    except KeyboardInterrupt:
+        typer.echo(
+            f"Interrupted. If {folder} has a checkpoint, the same command with --resume goes on.", err=True
+        )
+        raise typer.Exit(130) from None
     except Stopped as stopped:
         typer.echo(f"{stopped}\nGo on with the same command and --resume.", err=True)
         raise typer.Exit(130) from None
@@ -196,6 +201,12 @@ class _Progress:
             print(f"epoch {step.epoch + 1}  {info}", file=sys.stderr, flush=True)
 
 
+def _with_interval(value: dict[str, float | None]) -> str:
+    """`.1234 [.1200, .1300]`; a single query has no interval."""
+    interval = f" [{value['low']:.4f}, {value['high']:.4f}]" if value["low"] is not None else ""
+    return f"{value['mean']:.4f}{interval}"
+
+
 def _print(metrics: dict[str, Any]) -> None:
     from rich.table import Table
 
@@ -208,7 +219,7 @@ def _print(metrics: dict[str, Any]) -> None:
     )
     for name in ("recall@10", "recall@20", "ndcg@10", "ndcg@20", "hit_rate@10", "mrr"):
         values = [row[name] for row in rows.values()]
-        table.add_row(name, *(f"{v['mean']:.4f} [{v['low']:.4f}, {v['high']:.4f}]" for v in values))
+        table.add_row(name, *(_with_interval(v) for v in values))
     out = console()
     out.print(table)
     out.print(f"Items seen in training: {metrics['seen_items']}.", highlight=False)

@@ -75,8 +75,12 @@ def metric_bars(rows: Mapping[str, Mapping[str, Mapping[str, float]]], names: Se
     width = 0.8 / len(rows)
     for r, (row, values) in enumerate(rows.items()):
         means = [values[name]["mean"] for name in names]
-        below = [max(0.0, values[name]["mean"] - values[name]["low"]) for name in names]
-        above = [max(0.0, values[name]["high"] - values[name]["mean"]) for name in names]
+        ends = [(values[name]["low"], values[name]["high"]) for name in names]
+        # A single query has no interval.
+        below = [0.0 if low is None else max(0.0, m - low) for m, (low, _) in zip(means, ends, strict=True)]
+        above = [
+            0.0 if high is None else max(0.0, high - m) for m, (_, high) in zip(means, ends, strict=True)
+        ]
         places = [i + (r - (len(rows) - 1) / 2) * width for i in range(len(names))]
         axes.bar(places, means, width * 0.92, color=BASE_COLOURS[r % 4], label=row)
         axes.errorbar(places, means, [below, above], fmt="none", ecolor=INK, elinewidth=1, capsize=2)

@@ -58,7 +58,7 @@ def _content(metrics: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, An
     rows = {"model": metrics["test"], **metrics["baselines"]}
     steps = [entry for entry in log if entry["event"] == "step"]
     test, metric = metrics["test"], settings["metric"]
-    ess = steps[-1]["ess"] if steps else 0.0
+    ess, draws = (steps[-1]["ess"], steps[-1]["draws"]) if steps else (0.0, 0)
     return {
         "title": f"Training report: {'text search' if text else 'recommendation'}",
         "lead": f"{reading['kept']:,} pairs from {_files(reading['files'])}; {metrics['n_users']:,} "
@@ -74,7 +74,7 @@ def _content(metrics: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, An
         "metric_names": list(test),
         "metric": metric,
         "figures": {name: Markup(svg) if svg else "" for name, svg in _figures(metrics, rows, steps).items()},
-        "ess_note": f"At the end {ess:,.0f} of {settings['candidates']:,} draws a batch: how many equally weighed "
+        "ess_note": f"At the end {ess:,.0f} of {draws:,} draws a batch: how many equally weighed "
         "negatives a query's draws are worth. A sharp softmax has few even when all items are taken; under random "
         "draws a number near 1 says that single draws carry the gradient: take more candidates.",
         "asker": "query" if text else "user",
@@ -116,8 +116,12 @@ def _place(index: int, count: int) -> str:
     return "most popular" if index == 0 else "rarest" if index == count - 1 else "middle"
 
 
-def _interval(value: dict[str, float]) -> str:
-    return f"95 % {value['low']:.4f} to {value['high']:.4f}"
+def _interval(value: dict[str, float | None]) -> str:
+    return (
+        "one query, no interval"
+        if value["low"] is None
+        else f"95 % {value['low']:.4f} to {value['high']:.4f}"
+    )
 
 
 def _files(files: list[str]) -> str:

@@ -7,8 +7,11 @@ import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
+import torch
+
 Model = Literal["mf", "text"]
-METRIC = re.compile(r"(recall|precision|ndcg|map|hit_rate|mrr)@[1-9]\d*")
+METRIC = re.compile(r"(recall|precision|ndcg|map|hit_rate|mrr)@[1-9]\d{0,5}")
+LARGEST_SEED = 2**40
 Similarity = Literal["cosine", "dot"]
 
 
@@ -37,6 +40,7 @@ class TrainConfig:
         seed: seed of everything random.
 
     Raises:
+                TypeError: a value of another type.
         ValueError: a value outside its range, said with the mend.
     """
 
@@ -59,6 +63,10 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            value, kind = getattr(self, f.name), type(f.default)
+            if type(value) is not kind and not (kind is float and type(value) is int):
+                raise TypeError(f"{f.name} must be of type {kind.__name__}, got {value!r}.")
         choices = {
             "model": ("mf", "text"),
             "optimizer": ("adagrad", "adam"),
@@ -79,8 +87,8 @@ class TrainConfig:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
         for name in ("patience", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+            if not 0 <= getattr(self, name) < LARGEST_SEED:
+                raise ValueError(f"{name} must lie in [0, {LARGEST_SEED}), got {getattr(self, name)}.")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {self.decay}.")
         if not 0 < self.validation < 1:
@@ -108,6 +116,10 @@ class TrainConfig:
         if base is None:
             raise ValueError(f"model must be one of {', '.join(DEFAULTS)}, got {model!r}.")
         return replace(base, **{name: value for name, value in changes.items() if value is not None})
+
+    def generator(self, purpose: int) -> torch.Generator:
+        """A generator of the seed's own for each purpose: 1 initial weights, 2 candidates, 1000 + e the order of epoch e."""
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + purpose)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

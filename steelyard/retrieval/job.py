@@ -12,6 +12,7 @@ import torch
 
 from steelyard.evaluation import count_ranks, ranking_metrics
 from steelyard.files import write_json
+from steelyard.negatives import proposal
 from steelyard.ragged import Ragged
 from steelyard.retrieval.checkpoint import CHECKPOINT
 from steelyard.retrieval.config import TrainConfig
@@ -85,8 +86,14 @@ def train(
     if (config.model == "text") != data.is_text:
         kinds = {True: "texts", False: "ids"}
         raise ValueError(f"The model {config.model!r} does not fit data of {kinds[data.is_text]}.")
-    folder = _prepare(out, resume, overwrite)
+    folder = None if out is None else Path(out).expanduser()
+    if folder is not None:
+        _check_folder(folder, resume, overwrite)
     parts = partition(data, test, config, split_by)
+    proposal(config.negatives, parts.train.item_counts())  # says what is wrong before anything is touched
+    if folder is not None:
+        _clear(folder, resume)
+
     say(
         f"{len(parts.train):,} pairs to train on, {len(parts.validation):,} for validation, "
         f"{len(parts.test):,} for the test; {data.n_items:,} items."
@@ -104,7 +111,7 @@ def train(
         config,
         validate=validator(model, parts.validation, known, config.metric),
         folder=folder,
-        data=f"{data.fingerprint()} {parts.test.fingerprint()} {split_by}",
+        data={"data": data.fingerprint(), "test": parts.test.fingerprint(), "split": split_by},
         resume=resume and folder is not None and has_checkpoint(folder),
         checkpoint_seconds=checkpoint_seconds,
         watch=watch,
@@ -113,10 +120,15 @@ def train(
     say(
         f"Best epoch {counters.best_epoch + 1} of {counters.epoch}; ranking all {data.n_items:,} items for the test."
     )
-    metrics = measure(retriever, parts, counters) | {"train_seconds": round(time.monotonic() - started, 1)}
-    metrics |= {"reading": data.reading.to_dict(), "n_users": data.n_users, "n_items": data.n_items}
+    seconds = round(time.monotonic() - started, 1)
     if folder is not None:
         retriever.save(folder)
+    metrics = measure(retriever, parts, counters) | {
+        "train_seconds": seconds,
+        "reading": data.reading.to_dict(),
+    }
+    metrics |= {"n_users": data.n_users, "n_items": data.n_items}
+    if folder is not None:
         write_json(folder / METRICS, metrics)
         (folder / CHECKPOINT).unlink(missing_ok=True)
     return Trained(retriever, metrics)
@@ -136,7 +148,15 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
     if test is None:
         rest, test = split(data, split_by, seed=config.seed)
     users = None if split_by == "time" else config.validation_users
-    kept, validation = split(rest, split_by, fraction=config.validation, users=users, seed=config.seed + 1)
+    try:
+        kept, validation = split(
+            rest, split_by, fraction=config.validation, users=users, seed=config.seed + 1
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"No validation data can be carved out of what is left for training: {error}"
+        ) from None
+
     seen = (
         rest.known() if not data.is_text else Ragged.from_pairs(rest.users[:0], rest.items[:0], test.n_users)
     )
@@ -146,7 +166,7 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
 def build(parts: Parts, config: TrainConfig) -> Model:
     """An untrained model for the data, its initial weights from the seed."""
     data = parts.train
-    generator = torch.Generator().manual_seed(config.seed)
+    generator = config.generator(1)
     if config.model == "mf":
         cosine = config.similarity == "cosine"
         encoder: torch.nn.Module = MatrixFactorization(
@@ -201,32 +221,39 @@ def _retriever(model: Model, config: TrainConfig, data: Interactions, seen: Ragg
     )
 
 
-def _prepare(out: str | Path | None, resume: bool, overwrite: bool) -> Path | None:
-    """The folder, empty or to be resumed."""
-    if out is None:
-        return None
-    folder = Path(out).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file; give --out a folder.")
-    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
+    """Refuse what would be lost."""
     if resume and overwrite:
         raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file; give --out a folder.")
+    found = {path.name for path in folder.iterdir() if not _left_behind(path)} if folder.exists() else set()
     if found and not (resume or overwrite):
         raise FileExistsError(
             f"{folder} is not empty; give --resume to go on, --overwrite to start anew, or another --out."
         )
     if resume and METRICS in found and CHECKPOINT not in found:
         raise FileExistsError(f"The training in {folder} is finished; there is nothing to resume.")
-    foreign = sorted(name for name in found - OURS if not name.endswith(".part"))
-    if overwrite and foreign:
+    if resume and CHECKPOINT not in found and found - {LOG}:
+        raise FileExistsError(f"{folder} holds no checkpoint to resume; give another --out.")
+    foreign = sorted(found - OURS)
+    if foreign:
         raise FileExistsError(
             f"{folder} holds {', '.join(foreign[:3])}, which steelyard did not write; give another --out."
         )
+
+
+def _clear(folder: Path, resume: bool) -> None:
+    """Make the folder; remove what an earlier run left, or, to resume, only its half-written files."""
     folder.mkdir(parents=True, exist_ok=True)
-    if overwrite:
-        for name in found:
-            (folder / name).unlink()
-    return folder
+    for path in folder.iterdir():
+        if not resume or _left_behind(path):
+            path.unlink()
+
+
+def _left_behind(path: Path) -> bool:
+    """A temporary file of a run that was killed."""
+    return path.name.startswith(".") and path.name.endswith(".part")
 
 
 def _memory(model: Model, config: TrainConfig, n_items: int) -> str:

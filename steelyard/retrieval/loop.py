@@ -115,7 +115,7 @@ def fit(
     *,
     validate: Callable[[], dict[str, float]] | None = None,
     folder: Path | None = None,
-    data: str = "",
+    data: Mapping[str, str] | None = None,
     resume: bool = False,
     checkpoint_seconds: float = 60.0,
     watch: Callable[[Step], None] | None = None,
@@ -135,7 +135,7 @@ def fit(
         config: the settings.
         validate: gives validation scores by name, `config.metric` among them; None trains all epochs.
         folder: where the log and checkpoints go; None keeps nothing on disk.
-        data: fingerprint of the data, so that a checkpoint is not resumed on other data.
+        data: what tells the data from other data, by name, so that a checkpoint is not resumed on them.
         resume: go on from the folder's checkpoint.
         checkpoint_seconds: how often to write one at least (also at each epoch's end and on Ctrl-C).
         watch: called about 20 times an epoch.
@@ -150,7 +150,7 @@ def fit(
     """
     if len(users) == 0:
         raise ValueError("There is no training pair left after reading and splitting.")
-    run = _Run(model, users, items, known, counts, config, folder, data, watch)
+    run = _Run(model, users, items, known, counts, config, folder, data or {}, watch)
     if resume:
         run.load()
     run.open_log()
@@ -160,6 +160,9 @@ def fit(
             scores = validate() if validate is not None else {}
             run.close_epoch(scores)
             run.save()
+            if interrupted.is_set() and not run.counters.finished:
+                raise Stopped(run.counters, folder)
+
     if run.best:
         model.load_state_dict(run.best)
     return run.counters
@@ -177,14 +180,14 @@ class _Run:
         counts: Tensor,
         config: TrainConfig,
         folder: Path | None,
-        data: str,
+        data: Mapping[str, str],
         watch: Callable[[Step], None] | None,
     ) -> None:
         self.model, self.users, self.items, self.known, self.config = model, users, items, known, config
         self.folder, self.watch = folder, watch
-        self.identity = config.to_dict() | {"data": data}
+        self.identity = config.to_dict() | dict(data)
         self.proposal = proposal(config.negatives, counts)
-        self.generator = torch.Generator().manual_seed(config.seed)
+        self.generator = config.generator(2)
         self.optimizers = _optimizers(model, config)
         self.counters = Counters()
         self.best: Mapping[str, Tensor] = {}
@@ -192,6 +195,10 @@ class _Run:
         self.log_every = max(1, self.steps_per_epoch // LOGS_PER_EPOCH)
         self.started = time.monotonic()
         self.told = self.started, 0
+
+    def pairs(self) -> int:
+        """Training pairs seen so far."""
+        return self.counters.epoch * len(self.users) + self.counters.position
 
     def load(self) -> None:
         assert self.folder is not None
@@ -204,7 +211,7 @@ class _Run:
         )
         self.counters = Counters(**values)
         self.started = time.monotonic() - self.counters.seconds
-        self.told = time.monotonic(), self.counters.step
+        self.told = time.monotonic(), self.pairs()
 
     def save(self) -> None:
         self.counters.seconds = time.monotonic() - self.started
@@ -234,7 +241,7 @@ class _Run:
 
     def epoch(self, interrupted: threading.Event, checkpoint_seconds: float) -> None:
         """The rest of the current epoch."""
-        shuffle = torch.Generator().manual_seed(self.config.seed * 1_000_003 + self.counters.epoch + 1)
+        shuffle = self.config.generator(1000 + self.counters.epoch)
         order = torch.randperm(len(self.users), generator=shuffle)
         saved = time.monotonic()
         while self.counters.position < len(order):
@@ -282,7 +289,8 @@ class _Run:
             log_weight = scale.detach() * queries.detach()[few] @ candidates.detach().T - draws.log_expected
             inside = hits[0] < min(ESS_QUERIES, len(batch))
             log_weight[hits[0][inside], hits[1][inside]] = -math.inf
-            self.tell(value, float(effective_sample_size(log_weight).mean()) if len(draws.ids) else 0.0)
+            ess = float(effective_sample_size(log_weight).mean()) if len(draws.ids) else 0.0
+            self.tell(value, ess, len(draws.ids))
 
     def descend(self, loss: Tensor) -> None:
         total = self.config.epochs * self.steps_per_epoch
@@ -295,7 +303,7 @@ class _Run:
         for optimizer in self.optimizers.values():
             optimizer.step()
 
-    def tell(self, loss: float, ess: float) -> None:
+    def tell(self, loss: float, ess: float, n_draws: int) -> None:
         counters = self.counters
         seconds = round(time.monotonic() - self.started, 3)
         self.log(
@@ -305,14 +313,15 @@ class _Run:
                 "step": counters.step,
                 "loss": loss,
                 "ess": ess,
+                "draws": n_draws,
                 "temperature": float(torch.exp(-self.model.log_scale.detach())),
                 "seconds": seconds,
             }
         )
         if self.watch is not None:
             now = time.monotonic()
-            rate = (counters.step - self.told[1]) * self.config.batch / max(now - self.told[0], 1e-9)
-            self.told = now, counters.step
+            rate = (self.pairs() - self.told[1]) / max(now - self.told[0], 1e-9)
+            self.told = now, self.pairs()
             done = counters.step - counters.epoch * self.steps_per_epoch
             at = (counters.epoch, self.config.epochs, done, self.steps_per_epoch)
             self.watch(Step(*at, rate, loss, ess, counters.best_score))
@@ -345,9 +354,7 @@ class _Run:
 def _optimizers(model: Model, config: TrainConfig) -> dict[str, Optimizer]:
     """A row-sparse optimiser for the tables whose gradients are sparse, Adam for what is dense."""
     tables = [
-        module.weight
-        for module in model.modules()
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+        module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
     ]
     held = {id(p) for p in tables}
     dense = [p for p in model.parameters() if p.requires_grad and id(p) not in held]

@@ -12,13 +12,14 @@ from torch import Tensor
 from steelyard.evaluation import Ranks, count_ranks, ranking_metrics, ranks_from_lists, recall_by_popularity
 from steelyard.ragged import Ragged
 from steelyard.retrieval.bm25 import bm25_available, bm25_ranking
+from steelyard.retrieval.index import top_k
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.loop import Counters
 from steelyard.retrieval.retriever import Retriever
 
 CUTOFFS = (5, 10, 20, 50)
 BM25_DEPTH = 100
-EXAMPLES = 8
+EXAMPLES, SHOWN = 8, 20
 
 
 @dataclass(frozen=True)
@@ -88,20 +89,24 @@ def examples(retriever: Retriever, parts: Parts, ranks: Ranks) -> list[dict[str,
     chosen = users[best.argsort(stable=True)][
         torch.linspace(0, len(users) - 1, min(EXAMPLES, len(users))).long()
     ]
-    asked = parts.test.user_ids.gather(chosen.numpy())
-    if retriever.seen is None:
-        answers = retriever.search(asked.cast(pl.String).to_list(), k=5)
-    else:
-        answers = retriever.recommend(asked.to_list(), k=10)
-    out = []
-    for row, user in zip(chosen.tolist(), asked.to_list(), strict=True):
-        mine = answers.filter(pl.col(answers.columns[0]) == user)
-        wanted = parts.test.item_ids.gather(targets.row(row).numpy()).to_list()
-        history = (
-            []
-            if retriever.seen is None
-            else retriever.item_ids.gather(retriever.seen.row(row).numpy()).to_list()
-        )
-        given = [{"item": item, "wanted": item in set(wanted)} for item in mine["item"].to_list()]
-        out.append({"user": user, "history": history[:20], "wanted": wanted[:20], "given": given})
-    return out
+    exclude = None if retriever.seen is None else retriever.seen.take(chosen)
+    _, answers = top_k(
+        retriever.query_vectors(parts.test)[chosen], retriever.item_vectors, 10, exclude=exclude
+    )
+    return [
+        {
+            "user": parts.test.user_ids[row],
+            "history": [] if retriever.seen is None else _items(retriever, retriever.seen.row(row)[:SHOWN]),
+            "wanted": _items(retriever, targets.row(row)[:SHOWN]),
+            "given": [
+                {"item": retriever.item_ids[item], "wanted": bool((targets.row(row) == item).any())}
+                for item in given.tolist()
+                if item >= 0
+            ],
+        }
+        for row, given in zip(chosen.tolist(), answers, strict=True)
+    ]
+
+
+def _items(retriever: Retriever, rows: Tensor) -> list[Any]:
+    return retriever.item_ids.gather(rows.numpy()).to_list()

@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from steelyard.retrieval import Retriever, Stopped, TrainConfig, train
+from steelyard.reports import write_training_report
+from steelyard.retrieval import Interactions, Retriever, Stopped, TrainConfig, train
 from steelyard.retrieval.job import partition
 from steelyard.retrieval.loop import Step
 from tests.retrieval import planted
@@ -252,7 +253,7 @@ def test_resuming_with_other_settings_or_data_is_refused_by_name(tmp_path: Path)
     with pytest.raises(Stop):
         train(data, config=SMALL, out=tmp_path / "m", checkpoint_seconds=0, watch=later, resume=True)
     other = TrainConfig(**(SMALL.to_dict() | {"lr": 0.2}))
-    with pytest.raises(ValueError, match=r"lr was 0\.1 and is now 0\.2"):
+    with pytest.raises(ValueError, match=r"lr was 0\.05 and is now 0\.2"):
         train(data, config=other, out=tmp_path / "m", resume=True)
     with pytest.raises(ValueError, match="data was"):
         train(planted.interactions(seed=1), config=SMALL, out=tmp_path / "m", resume=True)
@@ -336,6 +337,8 @@ def test_data_that_cannot_be_trained_on_is_refused() -> None:
         ({"temperature": 0}, "temperature"),
         ({"optimizer": "sgd"}, "adagrad"),
         ({"metric": "accuracy@3"}, "ndcg@20"),
+        ({"metric": "ndcg@99999999999"}, "ndcg@20"),
+        ({"seed": 2**70}, "seed"),
         ({"alpha": 1}, "Unknown settings alpha"),
     ],
 )
@@ -344,10 +347,66 @@ def test_bad_settings_are_refused(changes: dict[str, object], said: str) -> None
         TrainConfig.of("mf", **changes)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"dim": 8.5}, {"seed": True}, {"negatives": 3}, {"learn_temperature": 1}]
+)
+def test_settings_of_another_type_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match="must be of type"):
+        TrainConfig.of("mf", **changes)
+
+
 def test_stopped_tells_where_it_stands() -> None:
     from steelyard.retrieval.loop import Counters
 
     assert "epoch 3 after 1,234 steps" in str(Stopped(Counters(epoch=2, step=1234), Path("runs/x")))
+
+
+def test_resuming_needs_a_checkpoint_and_touches_nothing_foreign(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "log.jsonl").write_text("mine\n")
+    with pytest.raises(FileExistsError, match="no checkpoint"):
+        train(planted.interactions(), config=SMALL, out=tmp_path, resume=True)
+    assert (tmp_path / "log.jsonl").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("negatives", ["popularity:nan", "nothing"])
+def test_overwriting_destroys_nothing_before_the_new_run_is_known_to_be_possible(
+    tmp_path: Path, negatives: str
+) -> None:
+    data = planted.interactions()
+    train(data, config=SMALL, out=tmp_path / "m")
+    before = sorted(path.name for path in (tmp_path / "m").iterdir())
+    with pytest.raises(ValueError, match=r"alpha|there are"):
+        train(data, config=TrainConfig.of("mf", negatives=negatives), out=tmp_path / "m", overwrite=True)
+    with pytest.raises(ValueError, match="one user"):
+        train(planted.interactions(n_users=1), config=SMALL, out=tmp_path / "m", overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == before
+    Retriever.load(tmp_path / "m")
+
+
+def test_what_a_killed_run_left_half_written_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".model.safetensors.123.part").write_text("half")
+    train(planted.interactions(), config=SMALL, out=tmp_path)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_queries_without_a_single_word_are_ranked_by_chance_and_break_nothing() -> None:
+    data = planted.texts()
+    odd = pl.Series([f"{query}" if row % 5 else "?" * (row + 1) for row, query in enumerate(data.user_ids)])
+    blank = Interactions(
+        data.users, data.items, odd, data.item_ids, None, None, data.item_texts, data.reading
+    )
+    trained = train(blank, config=TrainConfig.of("text", epochs=1, dim=8, batch=32))
+    assert 0 < trained.metrics["test"]["mrr"]["mean"] < 1
+
+
+def test_a_test_of_one_query_has_no_interval_but_a_report(tmp_path: Path) -> None:
+    data = planted.interactions()
+    one = data.select((data.users == 3) & (data.items % 2 == 0))
+    rest = data.select((data.users != 3) | (data.items % 2 == 1))
+    metrics = train(rest, one, SMALL, out=tmp_path).metrics
+    assert metrics["test"]["mrr"]["low"] is None
+    assert "no interval" in write_training_report(tmp_path).read_text()
 
 
 def test_unknown_ids_come_with_close_matches() -> None:
