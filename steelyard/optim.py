@@ -62,7 +62,8 @@ class RowAdagrad(Optimizer):
 
     Reference:
         Duchi, Hazan & Singer (2011), Adaptive subgradient methods, JMLR 12; one accumulator a row as in
-        Lerer et al. (2019), PyTorch-BigGraph, arXiv 1903.12287, whose code names it RowAdagrad.
+        Lerer et al. (2019), PyTorch-BigGraph, arXiv 1903.12287, whose code names it RowAdagrad
+        (with eps 1e-10).
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.1, eps: float = 1e-8) -> None:
