@@ -69,18 +69,22 @@ def read_json(path: Path) -> Any:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is not JSON.
+        ValueError: the file is not JSON, holds NaN or infinity, or is nested too deeply to be ours.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path} is missing: is {path.parent} a folder that steelyard wrote?"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not valid JSON ({error}); the file is damaged or not steelyard's."
         ) from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"JSON has no {name}")
 
 
 def write_tensors(

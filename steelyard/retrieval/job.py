@@ -17,10 +17,11 @@ from steelyard.ragged import Ragged
 from steelyard.retrieval.checkpoint import CHECKPOINT
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.factors import MatrixFactorization
+from steelyard.retrieval.folder import CONFIG, ITEMS, SEEN, USERS, WEIGHTS
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.loop import LOG, Encoder, Model, Step, fit, has_checkpoint
 from steelyard.retrieval.measuring import Parts, measure
-from steelyard.retrieval.retriever import CONFIG, ITEMS, SEEN, USERS, WEIGHTS, Retriever
+from steelyard.retrieval.retriever import Retriever
 from steelyard.retrieval.splitting import split
 from steelyard.retrieval.towers import TextTowers
 

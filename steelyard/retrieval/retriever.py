@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from steelyard.evaluation import RankingMetrics, Ranks, count_ranks, ranking_metrics
-from steelyard.files import read_json, read_tensors, replacing, write_json, write_tensors
+from steelyard.files import replacing, write_json, write_tensors
 from steelyard.ragged import Ragged
 from steelyard.retrieval.config import TrainConfig
-from steelyard.retrieval.factors import MatrixFactorization
+from steelyard.retrieval.folder import (
+    CONFIG,
+    FILES,
+    FORMAT,
+    ITEMS,
+    SEEN,
+    USERS,
+    VERSION,
+    WEIGHTS,
+    read_folder,
+    sha256,
+)
 from steelyard.retrieval.index import top_k
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.loop import Model
-from steelyard.retrieval.text import TextEncoder
-from steelyard.retrieval.towers import TextTowers
 
-CONFIG, WEIGHTS, ITEMS, USERS, SEEN = (
-    "config.json",
-    "model.safetensors",
-    "items.parquet",
-    "users.parquet",
-    "seen.safetensors",
-)
-FORMAT = "steelyard-retriever"
-VERSION = 1
 CLOSE_MATCHES = 20_000
 
 
@@ -59,11 +59,11 @@ class Retriever:
     seen: Ragged | None
 
     @torch.no_grad()
-    def recommend(self, users: Sequence[Any], k: int = 10, *, exclude_seen: bool = True) -> pl.DataFrame:
+    def recommend(self, users: Iterable[Any], k: int = 10, *, exclude_seen: bool = True) -> pl.DataFrame:
         """The `k` items with the highest similarity (cosine or inner product) to each user.
 
         Args:
-            users: ids as they stood in the training file.
+            users: list, tensor, array or series of ids as they stood in the training file.
             k: how many items.
             exclude_seen: leave out what the user took in training.
 
@@ -71,60 +71,61 @@ class Retriever:
             Columns user, rank (from 1), item, score.
 
         Raises:
+            TypeError: one id alone in place of a list, or `k` not a whole number.
             ValueError: a text model (which knows no users), `k` below 1, or an unknown user, with close matches.
         """
         if self.user_ids is None or self.seen is None:
             raise ValueError("A text model knows no users; ask it with `search` and a text.")
-        rows = _rows_of(users, self.user_ids, "user")
+        k, rows = _whole(k), _rows_of(_listed(users, "user"), self.user_ids, "user")
         queries = self._encoder.queries(rows)
         exclude = self.seen.take(rows) if exclude_seen else None
         scores, items = top_k(queries, self.item_vectors, k, exclude=exclude)
         return self._table("user", self.user_ids[rows.tolist()], scores, items)
 
     @torch.no_grad()
-    def search(self, texts: Sequence[str], k: int = 10) -> pl.DataFrame:
+    def search(self, texts: Iterable[str], k: int = 10) -> pl.DataFrame:
         """The `k` documents with the highest similarity to each text.
 
         Args:
-            texts: any text.
+            texts: list or series of texts.
             k: how many documents.
 
         Returns:
             Columns query, rank (from 1), item, score, text.
 
         Raises:
-            ValueError: a model without text, an empty text, or `k` below 1.
+            TypeError: one text alone in place of a list, something else than text, or `k` not a whole number.
+            ValueError: a model without text, no text or an empty one, or `k` below 1.
         """
         if self.item_texts is None:
             raise ValueError(
                 "This model was trained on ids, not on text; ask it with `recommend` and a user."
             )
-        blank = [text for text in texts if not text.strip()]
-        if blank:
-            raise ValueError("An empty text has nothing to search for.")
-        queries = self._encoder.encode(pl.Series("query", list(texts), dtype=pl.String))
+        k, asked = _whole(k), _checked_texts(_listed(texts, "text"))
+        queries = self._encoder.encode(asked)
         known = queries.square().sum(1) > 0
         if not bool(known.all()):
-            text = texts[int((~known).nonzero()[0])]
+            text = asked[int((~known).nonzero()[0])]
             raise ValueError(f"No word or part of a word of {text!r} is known to the model.")
         scores, items = top_k(queries, self.item_vectors, k)
-        return self._table("query", pl.Series("query", list(texts)), scores, items)
+        return self._table("query", asked, scores, items)
 
     @torch.no_grad()
-    def neighbours(self, items: Sequence[Any], k: int = 10) -> pl.DataFrame:
+    def neighbours(self, items: Iterable[Any], k: int = 10) -> pl.DataFrame:
         """The `k` items closest to each item by the model's similarity, itself left out.
 
         Args:
-            items: ids as they stood in the training file.
+            items: list, tensor, array or series of ids as they stood in the training file.
             k: how many items.
 
         Returns:
             Columns item, rank (from 1), neighbour, score (and text).
 
         Raises:
+            TypeError: one id alone in place of a list, or `k` not a whole number.
             ValueError: `k` below 1, or an unknown item, with close matches.
         """
-        rows = _rows_of(items, self.item_ids, "item")
+        k, rows = _whole(k), _rows_of(_listed(items, "item"), self.item_ids, "item")
         itself = Ragged(torch.arange(len(rows) + 1), rows)
         scores, found = top_k(self.item_vectors[rows], self.item_vectors, k, exclude=itself)
         return self._table("item", self.item_ids[rows.tolist()], scores, found, answer="neighbour")
@@ -161,9 +162,10 @@ class Retriever:
             Metrics per user, with their means and intervals.
 
         Raises:
+            TypeError: one cut-off alone in place of a list.
             ValueError: other vocabularies than the model's.
         """
-        return ranking_metrics(self.ranks(test), test.known(), k=tuple(k))
+        return ranking_metrics(self.ranks(test), test.known(), k=tuple(_listed(k, "cut-off")))
 
     def ranks(self, test: Interactions) -> Ranks:
         """Where each held-out item stands among all items its user has not seen.
@@ -205,7 +207,7 @@ class Retriever:
             columns["text"] = self.item_texts.gather(found)
         return pl.DataFrame(columns)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write weights, vocabularies and config; each file atomically, the config last.
 
         Args:
@@ -214,11 +216,11 @@ class Retriever:
         Raises:
             OSError: no room, or no right to write.
         """
+        folder = Path(folder).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {f"model/{name}": t for name, t in self.model.state_dict().items()}
         write_tensors(folder / WEIGHTS, tensors | {"items": self.item_vectors})
         catalogue = {"item": self.item_ids} | ({} if self.item_texts is None else {"text": self.item_texts})
-        names = [WEIGHTS, ITEMS]
         with replacing(folder / ITEMS) as temporary:
             pl.DataFrame(catalogue).write_parquet(temporary)
         if self.user_ids is not None and self.seen is not None:
@@ -227,19 +229,18 @@ class Retriever:
             write_tensors(
                 folder / SEEN, {"offsets": self.seen.offsets, "values": self.seen.values.to(torch.int32)}
             )
-            names += [USERS, SEEN]
         content = {
             "format": FORMAT,
             "version": VERSION,
             "training": self.config.to_dict(),
             "encoder": self._encoder.settings() if self.item_texts is not None else {},
-            "files": {name: _sha256(folder / name) for name in names},
+            "files": {name: sha256(folder / name) for name in FILES[self.config.model]},
         }
         write_json(folder / CONFIG, content)
 
     @classmethod
     def load(cls, folder: str | Path) -> Retriever:
-        """Read a model folder; every file is checked against its hash, and nothing in it is executed.
+        """Read a model folder; its files are checked against hashes and each other, and nothing is executed.
 
         Args:
             folder: what `steelyard train` or `save` left.
@@ -251,77 +252,43 @@ class Retriever:
             FileNotFoundError: not a folder that `steelyard train` finished.
             ValueError: a file is damaged, foreign, or of another version.
         """
-        folder = Path(folder).expanduser()
-        content = _checked_config(folder)
-        try:
-            config = TrainConfig(**content["training"])
-            tensors, _ = read_tensors(folder / WEIGHTS)
-            catalogue = pl.read_parquet(folder / ITEMS)
-            item_vectors = tensors.pop("items")
-            state = {name.removeprefix("model/"): t for name, t in tensors.items()}
-            user_ids, seen, texts = None, None, None
-            if config.model == "mf":
-                user_ids = pl.read_parquet(folder / USERS)["user"]
-                rows, _ = read_tensors(folder / SEEN)
-                seen = Ragged(rows["offsets"], rows["values"].long())
-                encoder: Any = MatrixFactorization(
-                    len(user_ids), len(catalogue), config.dim, cosine=config.similarity == "cosine"
-                )
-            else:
-                texts = catalogue["text"]
-                encoder = TextTowers(TextEncoder.from_settings(content["encoder"]))
-            model = Model(encoder, config)
-            model.load_state_dict(state)
-            if item_vectors.shape[0] != len(catalogue):
-                raise ValueError(f"{len(item_vectors)} item vectors for {len(catalogue)} items")
-        except FileNotFoundError:
-            raise
-        except (KeyError, TypeError, ValueError, RuntimeError, pl.exceptions.PolarsError) as error:
-            raise ValueError(
-                f"{folder} is not a model of this version of steelyard, or damaged ({type(error).__name__}: {error})."
-            ) from None
-        return cls(config, model, item_vectors, catalogue["item"], texts, user_ids, seen)
+        return cls(*read_folder(Path(folder).expanduser()))
 
 
-def _checked_config(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{folder} is not a folder; give the --out folder of a finished `steelyard train`."
-        )
-    content = read_json(folder / CONFIG)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{folder / CONFIG} was not written by `steelyard train`.")
-    if content.get("version") != VERSION:
-        raise ValueError(
-            f"{folder} has format version {content.get('version')}; this steelyard reads {VERSION}."
-        )
-    if "files" not in content:
-        raise FileNotFoundError(
-            f"The training in {folder} is not finished; go on with `steelyard train ... --resume`."
-        )
-    for name, digest in content["files"].items():
-        if name not in (WEIGHTS, ITEMS, USERS, SEEN):
-            raise ValueError(f"{folder / CONFIG} names a foreign file {name!r}.")
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} is missing; train again or copy the whole folder.")
-        if _sha256(folder / name) != digest:
-            raise ValueError(f"{folder / name} is damaged or not the one that was trained: its hash differs.")
-    return content
+def _listed(given: object, what: str) -> list[Any]:
+    """The elements of what is meant as a list; a single text would be taken letter by letter."""
+    if hasattr(given, "tolist"):  # tensors, arrays, pandas
+        given = given.tolist()
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"Give a list of {what}s, such as [{given!r}], not {given!r} alone.")
+    return list(given)
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _whole(k: object) -> int:
+    if isinstance(k, bool) or not isinstance(k, SupportsIndex):
+        raise TypeError(f"k must be a whole number such as 10, got {k!r}.")
+    return operator.index(k)
 
 
-def _rows_of(ids: Sequence[Any], vocabulary: pl.Series, kind: str) -> Tensor:
-    """Row numbers of ids, each cast to the vocabulary's type."""
-    if len(ids) == 0:
+def _checked_texts(texts: list[Any]) -> pl.Series:
+    if not texts:
+        raise ValueError("No text was given.")
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(
+                f"Texts must be strings, got {text!r}; write it as {str(text)!r} if that is meant."
+            )
+        if not text.strip():
+            raise ValueError("An empty text has nothing to search for.")
+    return pl.Series("query", texts, dtype=pl.String)
+
+
+def _rows_of(ids: list[Any], vocabulary: pl.Series, kind: str) -> Tensor:
+    """Row numbers of ids, compared as they are written: "007" is not 7."""
+    if not ids:
         raise ValueError(f"No {kind} was given.")
-    asked = pl.Series("id", [str(x) for x in ids])
-    if vocabulary.dtype != pl.String:
-        asked = asked.cast(vocabulary.dtype, strict=False)
-    table = pl.DataFrame({"id": vocabulary}).with_row_index("row")
+    asked = pl.Series("id", [None if x is None else str(x) for x in ids], dtype=pl.String)
+    table = pl.DataFrame({"id": vocabulary.cast(pl.String)}).with_row_index("row")
     rows = pl.DataFrame({"id": asked}).join(table, on="id", how="left", maintain_order="left")["row"]
     if rows.null_count():
         missing = ids[rows.is_null().arg_true()[0]]
