@@ -31,7 +31,7 @@ class Draws:
             design draws this candidate. With replacement `log(n q)`; without replacement the log
             inclusion probability; 0 for a candidate taken with certainty.
         design: answers the same for any ids, (..., m) -> (..., m), under the design as realised;
-            -inf for a candidate that the design never draws.
+            -inf for a candidate that the design never draws, such as an id outside the catalogue.
 
     Raises:
         TypeError: `ids` is not int64 or `log_expected` is not floating point.
@@ -53,8 +53,7 @@ class Draws:
             raise TypeError(f"Draws.log_expected must be floating point, got {self.log_expected.dtype}.")
         if self.ids.ndim == 0:
             raise ValueError("Draws.ids needs a dimension of draws, got a single number.")
-        # A sum is NaN or +inf as soon as one term is, and costs one pass without a mask in memory.
-        if self.log_expected.numel() and not bool(self.log_expected.exp().sum().isfinite()):
+        if not bool((self.log_expected < math.inf).all()):  # NaN is not below anything
             raise ValueError("log_expected has NaN or +inf: an expected count is a finite number.")
         try:
             object.__setattr__(self, "log_expected", self.log_expected.expand(self.ids.shape))
@@ -71,7 +70,8 @@ class Draws:
             ids: int64, (..., m), leading dimensions broadcastable to those of the draws.
 
         Returns:
-            float, (..., m); -inf for a candidate that the design never draws.
+            float, (..., m); -inf for a candidate that the design never draws, such as an id outside the
+            catalogue.
         """
         return self.design(ids)
 

@@ -107,8 +107,9 @@ def test_bad_draws_are_refused() -> None:
     design = lambda asked: torch.zeros(asked.shape)  # noqa: E731
     with pytest.raises(TypeError, match="int64"):
         Draws(ids.int(), torch.zeros(2), design)
-    with pytest.raises(ValueError, match="NaN"):
-        Draws(ids, torch.tensor([0.0, math.nan]), design)
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="NaN"):
+            Draws(ids, torch.tensor([0.0, bad]), design)
     with pytest.raises(ValueError, match="broadcast"):
         Draws(ids, torch.zeros(3), design)
     with pytest.raises(ValueError, match="at least one"):
@@ -136,3 +137,9 @@ def test_an_estimate_says_when_not_to_trust_it() -> None:
 def test_the_proposals_satisfy_the_protocol() -> None:
     for proposal in (Uniform(3), Popularity(COUNTS), InBatch(COUNTS), Mixture([Uniform(3)]), Everything(2)):
         assert isinstance(proposal, Proposal)
+
+
+def test_a_finite_log_expected_count_is_taken_however_large_its_exponential() -> None:
+    draws = Draws(torch.tensor([1, 2, 3]), torch.tensor([89.0, 3e38, -math.inf]), lambda asked: asked.float())
+    assert draws.log_expected.tolist() == pytest.approx([89.0, 3e38, -math.inf])
+    assert Draws(torch.zeros(0, dtype=torch.int64), torch.zeros(0), draws.design).ids.tolist() == []

@@ -41,7 +41,7 @@ def fused_sampled_softmax(
         candidates: float, (K, d).
         log_expected: float, (K,), or None where each candidate stands for itself alone.
         scale: inverse temperature; a scalar tensor receives its gradient.
-        hits: (rows, columns), int64, rows ascending: the (query, candidate) pairs to leave out.
+        hits: (rows, columns), int64, rows never falling: the (query, candidate) pairs to leave out.
         weight: float, (B,): weight of each query in the mean; default ones.
         chunk_bytes: size of the buffer of logits; it grows to hold at least 32 queries, since a
             product of fewer rows runs at the speed of memory.
@@ -50,13 +50,19 @@ def fused_sampled_softmax(
         Scalar loss, `sum_b weight_b L_b / sum_b weight_b`.
 
     Raises:
-        ValueError: shapes do not fit, no queries, or weights that do not sum to a positive number.
+        TypeError: an input is not floating point.
+        ValueError: shapes do not fit, no queries, weights that do not sum to a positive number, hits out
+            of order or range, or a gradient wanted by `log_expected` or `weight`, which get none.
 
     Reference:
         Gradients made in the forward pass and logits in blocks: Hsu et al. (2024), Liger Kernel,
         arXiv 2410.10989; Wijmans et al. (2024), Cut your losses, arXiv 2411.09009.
     """
-    _check_shapes(positive, queries, candidates, log_expected, weight)
+    scale_tensor = _scalar(scale, queries)
+    _check_matrices(queries, candidates)
+    _check_vectors(positive, queries, candidates, log_expected, weight)
+    if hits is not None:
+        _check_hits(hits, len(queries), len(candidates))
     if weight is None:
         share = torch.full_like(positive, 1 / len(positive)).detach()
     else:
@@ -64,7 +70,6 @@ def fused_sampled_softmax(
         if not bool(total > 0):
             raise ValueError(f"The weights of the queries must sum to a positive number, got {float(total)}.")
         share = (weight / total).to(positive.dtype)
-    scale_tensor = torch.as_tensor(scale, dtype=queries.dtype)
     loss: Tensor = _Fused.apply(  # type: ignore[no-untyped-call]
         positive, queries, candidates, scale_tensor, log_expected, hits, share, chunk_bytes
     )
@@ -94,8 +99,13 @@ def fused_softmax(
         Scalar loss.
 
     Raises:
-        ValueError: shapes do not fit, or a target outside the catalogue.
+        TypeError: queries or items are not floating point, or targets not int64.
+        ValueError: shapes do not fit, no queries, or a target outside the catalogue.
     """
+    scale = _scalar(scale, queries)
+    _check_matrices(queries, items)
+    if targets.dtype != torch.int64:
+        raise TypeError(f"targets must be int64, got {targets.dtype}.")
     if targets.shape != queries.shape[:1]:
         raise ValueError(f"targets must be ({len(queries)},), got {tuple(targets.shape)}.")
     if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < len(items):
@@ -107,9 +117,17 @@ def fused_softmax(
     return fused_sampled_softmax(positive, queries, items, scale=scale, hits=hits, chunk_bytes=chunk_bytes)
 
 
-def _check_shapes(
-    positive: Tensor, queries: Tensor, candidates: Tensor, log_expected: Tensor | None, weight: Tensor | None
-) -> None:
+def _scalar(scale: float | Tensor, queries: Tensor) -> Tensor:
+    scalar = torch.as_tensor(scale, dtype=queries.dtype)
+    if scalar.ndim:
+        raise ValueError(f"scale must be one number for all queries, got shape {tuple(scalar.shape)}.")
+    return scalar
+
+
+def _check_matrices(queries: Tensor, candidates: Tensor) -> None:
+    for name, tensor in (("queries", queries), ("candidates", candidates)):
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must be floating point, got {tensor.dtype}.")
     if queries.ndim != 2 or candidates.ndim != 2 or queries.shape[1] != candidates.shape[1]:
         raise ValueError(
             f"queries (B, d) and candidates (K, d) must share d, got {tuple(queries.shape)} and "
@@ -117,18 +135,47 @@ def _check_shapes(
         )
     if len(queries) == 0:
         raise ValueError("There is no query to take a mean over.")
+
+
+def _check_vectors(
+    positive: Tensor, queries: Tensor, candidates: Tensor, log_expected: Tensor | None, weight: Tensor | None
+) -> None:
     for name, tensor, size in (
         ("positive", positive, len(queries)),
         ("log_expected", log_expected, len(candidates)),
         ("weight", weight, len(queries)),
     ):
-        if tensor is not None and tensor.shape != (size,):
+        if tensor is None:
+            continue
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must be floating point, got {tensor.dtype}.")
+        if tensor.shape != (size,):
             raise ValueError(f"{name} must be ({size},), got {tuple(tensor.shape)}.")
+        if tensor is not positive and tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name} gets no gradient here but requires one: pass {name}.detach().")
     if not positive.dtype == queries.dtype == candidates.dtype:
         raise ValueError(
             f"positive, queries and candidates must share a dtype, got {positive.dtype}, {queries.dtype}, "
             f"{candidates.dtype}."
         )
+
+
+def _check_hits(hits: Pairs, n_queries: int, n_candidates: int) -> None:
+    mend = "make them with Context.hits(ids) or mask.nonzero(as_tuple=True)"
+    if len(hits) != 2 or any(t.ndim != 1 or t.dtype != torch.int64 for t in hits):
+        given = ", ".join(f"{t.dtype} {tuple(t.shape)}" for t in hits)
+        raise ValueError(f"hits must be int64 rows (h,) and columns (h,), got {given}; {mend}.")
+    rows, columns = hits
+    if len(rows) != len(columns):
+        raise ValueError(f"hits has {len(rows)} rows for {len(columns)} columns; {mend}.")
+    if len(rows) == 0:
+        return
+    for name, tensor, size in (("rows", rows, n_queries), ("columns", columns, n_candidates)):
+        low, high = (int(end) for end in tensor.aminmax())
+        if low < 0 or high >= size:
+            raise ValueError(f"The {name} of hits must lie in [0, {size}), got {low} to {high}; {mend}.")
+    if bool((rows[1:] < rows[:-1]).any()):
+        raise ValueError(f"The rows of hits must never fall: sort the pairs by row, or {mend}.")
 
 
 class _Fused(torch.autograd.Function):

@@ -42,7 +42,7 @@ def sampled_softmax(
         The loss, a scalar or (...) for "none". A query all of whose draws are masked has loss 0.
 
     Raises:
-        ValueError: shapes do not fit, or an unknown reduction.
+        ValueError: shapes do not fit, the mean over no queries, or an unknown reduction.
 
     Reference:
         Bengio & Senecal (2008), Adaptive importance sampling to accelerate training of a neural
@@ -70,9 +70,11 @@ def reduce(loss: Tensor, reduction: Reduction) -> Tensor:
     """Mean, sum or no reduction of a loss per query.
 
     Raises:
-        ValueError: an unknown reduction.
+        ValueError: an unknown reduction, or the mean over no queries.
     """
     if reduction == "mean":
+        if loss.numel() == 0:
+            raise ValueError('There is no query to take a mean over; reduction="sum" gives 0.')
         return loss.mean()
     if reduction == "sum":
         return loss.sum()

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from steelyard.ragged import Ragged
 
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiplicative hashing
+
 
 @dataclass(frozen=True)
 class Context:
@@ -51,17 +53,21 @@ class Context:
             Rows and columns, int64, (h,) each, ordered by row.
 
         Raises:
-            ValueError: `ids` has another shape.
+            ValueError: `ids` has another shape or dtype, or a negative id.
         """
+        if ids.dtype != torch.int64:
+            raise ValueError(f"ids must be int64, got {ids.dtype}.")
+        if ids.numel() and int(ids.min()) < 0:
+            raise ValueError(f"ids must not be negative, got {int(ids.min())}: leave out what is no item.")
         if ids.ndim == 1:
             return self._shared_hits(ids)
         if ids.ndim != 2 or len(ids) != len(self):
             raise ValueError(f"ids must be (n,) or ({len(self)}, n), got {tuple(ids.shape)}.")
         found = ids == self.positives.unsqueeze(1)
         if self.known is not None and len(self.known.values) and ids.numel():
-            width = int(torch.maximum(self.known.values.max(), ids.max())) + 1
+            width = int(self.known.values.max()) + 2  # one place for all ids that nobody is known to want
             keys = self.known.row_index() * width + self.known.values
-            asked = torch.arange(len(self)).unsqueeze(1) * width + ids
+            asked = torch.arange(len(self)).unsqueeze(1) * width + ids.clamp(max=width - 1)
             place = torch.searchsorted(keys, asked).clamp_(max=len(keys) - 1)
             found |= keys[place] == asked
         rows, columns = found.nonzero(as_tuple=True)
@@ -77,7 +83,7 @@ class Context:
             bool, (B, n), True at a hit.
 
         Raises:
-            ValueError: `ids` has another shape.
+            ValueError: `ids` has another shape or dtype, or a negative id.
         """
         mask = torch.zeros(len(self), ids.shape[-1], dtype=torch.bool)
         mask[self.hits(ids)] = True
@@ -100,27 +106,38 @@ def _look_up(
 ) -> Any:
     """Chain the draws of each item, then follow the chain of each item that a query wants.
 
-    A query wants few items, and most of those were not drawn: one look at a small table says so.
+    The chains start in a hash table of the draws, so that the cost does not know the size of the
+    catalogue. A query wants few items, and most of those were not drawn: one look at the marks of the
+    occupied places, which stay in cache, says so for 15 of 16.
     """
-    top = -1
-    for j in ids:
-        top = max(top, j)
-    first = np.full(top + 1, -1, np.int32)
+    bits = 4
+    while 1 << bits < 16 * len(ids):
+        bits += 1
+    shift, last_place = np.uint64(64 - bits), np.uint64((1 << bits) - 1)
+    occupied = np.zeros(1 << bits, np.bool_)
+    keys, first = np.empty(1 << bits, np.int64), np.empty(1 << bits, np.int32)
     following = np.empty(len(ids), np.int32)
     for column in range(len(ids) - 1, -1, -1):
-        following[column] = first[ids[column]]
-        first[ids[column]] = column
+        item = ids[column]
+        place = (np.uint64(item) * MULTIPLIER) >> shift
+        while occupied[place] and keys[place] != item:
+            place = (place + np.uint64(1)) & last_place
+        following[column] = first[place] if occupied[place] else -1
+        occupied[place], keys[place], first[place] = True, item, column
     rows, columns = np.empty(64, np.int64), np.empty(64, np.int64)
     found = 0
     for row in range(len(positives)):
         apart = True
-        for i in range(offsets[row], offsets[row + 1] + 1):
-            last = i == offsets[row + 1]  # the positive, unless it was among the known
-            item = wanted[i] if not last else positives[row] if apart else top + 1
-            if item > top or first[item] < 0:
-                continue
+        end = offsets[row + 1]
+        for i in range(offsets[row], end + 1):
+            item = wanted[i] if i < end else positives[row]
+            place = (np.uint64(item) * MULTIPLIER) >> shift
+            while occupied[place] and keys[place] != item:
+                place = (place + np.uint64(1)) & last_place
+            if not occupied[place] or (i == end and not apart):
+                continue  # not drawn, or the positive again, which was among the known
             apart = apart and item != positives[row]
-            column = first[item]
+            column = first[place]
             while column >= 0:
                 if found == len(rows):
                     rows, columns = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from steelyard.draws import Draws
+from steelyard.negatives.asked import inside
 
 
 @dataclass(frozen=True)
@@ -38,4 +40,8 @@ class Everything:
         Returns:
             Shared draws, ids (I,), each with expected count 1.
         """
-        return Draws(torch.arange(self.n_items), torch.zeros(()), lambda asked: torch.zeros(asked.shape))
+        return Draws(
+            torch.arange(self.n_items),
+            torch.zeros(()),
+            lambda asked: torch.where(inside(asked, self.n_items), 0.0, -math.inf),
+        )

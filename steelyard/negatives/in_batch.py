@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from steelyard.draws import Draws
+from steelyard.negatives.asked import check_number, inside, look_up
 from steelyard.negatives.context import Context
 
 
@@ -52,16 +53,21 @@ class InBatch:
             Shared draws, ids (min(n, B),); none for a batch of one query, which has no others.
 
         Raises:
-            ValueError: a negative `n`.
+            TypeError: `n` is not an integer.
+            ValueError: a negative `n`, or a positive of the batch outside the catalogue.
         """
         size = len(context)
-        if n < 0:
-            raise ValueError(f"The number of draws must not be negative, got {n}.")
-        ids = context.positives
+        check_number(n)
+        ids, log_rate = context.positives, self._log_rate
+        if not bool(inside(ids, len(log_rate)).all()):
+            raise ValueError(
+                f"positives must lie in [0, {len(log_rate)}), the catalogue that was counted, got "
+                f"{int(ids.min())} to {int(ids.max())}."
+            )
         if size == 1:  # the odd pair at the end of an epoch: there are no others
             ids = ids[:0]
         elif n < size:
             ids = ids[torch.randperm(size, generator=generator)[:n]]
-        share = (size - 1) * min(n, size) / size
-        log_expected = self._log_rate + (math.log(share) if share else -math.inf)
-        return Draws(ids, log_expected[ids], lambda asked: log_expected[asked])
+        share = (size - 1) * min(n, size) / size if size else 0.0
+        log_share = math.log(share) if share else -math.inf
+        return Draws(ids, log_rate[ids] + log_share, lambda asked: look_up(log_rate, asked, log_share))

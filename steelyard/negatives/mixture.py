@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from steelyard.draws import Draws, Proposal
+from steelyard.negatives.asked import check_number
 from steelyard.negatives.context import Context
 
 
@@ -47,7 +48,12 @@ class Mixture:
 
         Args:
             n: how many draws.
+
+        Raises:
+            TypeError: `n` is not an integer.
+            ValueError: a negative `n`.
         """
+        check_number(n)
         counts = [int(n * share) for share in self.shares]
         order = sorted(range(len(counts)), key=lambda d: counts[d] - n * self.shares[d])
         for d in order[: n - sum(counts)]:
@@ -63,12 +69,16 @@ class Mixture:
             generator: source of randomness; torch's own where None.
 
         Returns:
-            Merged draws, shared where every part is, else per query.
+            Merged draws, shared where every part is, else per query; none for `n` of 0.
 
         Raises:
-            ValueError: what a part raises.
+            TypeError: `n` is not an integer.
+            ValueError: a negative `n`, and what a part raises.
         """
         counts = self.split(n)
+        if n == 0:
+            nothing = torch.zeros(0, dtype=torch.int64)
+            return Draws(nothing, torch.zeros(0), lambda asked: torch.full(asked.shape, -math.inf))
         return Draws.merge(
             [
                 part.sample(context, count, generator=generator)

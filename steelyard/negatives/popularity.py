@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from steelyard.draws import Draws
+from steelyard.negatives.asked import check_number, look_up
 from steelyard.sampling.alias import AliasTable
 
 
@@ -25,7 +26,7 @@ class Popularity:
         alpha: exponent, finite.
 
     Raises:
-        ValueError: `alpha` not finite; counts negative, NaN, or all zero.
+        ValueError: `alpha` not finite; counts negative, not finite, or all zero.
 
     Reference:
         Mikolov et al. (2013), Distributed representations of words and phrases and their
@@ -35,8 +36,7 @@ class Popularity:
     def __init__(self, counts: Tensor, alpha: float = 1.0) -> None:
         if not math.isfinite(alpha):
             raise ValueError(f"alpha must be finite, got {alpha}.")
-        weights = counts.to(torch.float64)
-        self.table = AliasTable(torch.where(weights == 0, weights, weights**alpha))
+        self.table = AliasTable(_powers(counts.to(torch.float64), alpha))
         self._log_q = self.table.log_probability.to(torch.float32)
 
     def sample(self, context: Any, n: int, *, generator: torch.Generator | None = None) -> Draws:  # noqa: ARG002
@@ -51,10 +51,20 @@ class Popularity:
             Shared draws, ids (n,).
 
         Raises:
+            TypeError: `n` is not an integer.
             ValueError: a negative `n`.
         """
-        if n < 0:
-            raise ValueError(f"The number of draws must not be negative, got {n}.")
-        log_expected = self._log_q + (math.log(n) if n else -math.inf)
+        check_number(n)
+        log_q, log_n = self._log_q, math.log(n) if n else -math.inf
         ids = self.table.sample(n, generator=generator)
-        return Draws(ids, log_expected[ids], lambda asked: log_expected[asked])
+        return Draws(ids, log_q[ids] + log_n, lambda asked: look_up(log_q, asked, log_n))
+
+
+def _powers(counts: Tensor, alpha: float) -> Tensor:
+    """`counts^alpha` relative to the largest, which no exponent can make vanish; 0 where nothing occurs."""
+    live = (counts > 0) & counts.isfinite()
+    if not bool((live | (counts == 0)).all()) or not bool(live.any()):
+        return counts  # the table names what is wrong with them
+    log_count = counts.log()
+    best = log_count.max() if alpha >= 0 else log_count[live].min()
+    return torch.where(live, (alpha * (log_count - best)).exp(), 0.0)

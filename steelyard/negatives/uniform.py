@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from steelyard.draws import Draws
+from steelyard.negatives.asked import check_number, inside
 from steelyard.negatives.context import Context
 from steelyard.ragged import Ragged
 
@@ -52,14 +53,18 @@ class Uniform:
             Draws with ids (n,) shared, or (B, n) per query.
 
         Raises:
+            TypeError: `n` is not an integer.
             ValueError: a negative `n`; a query that is known to want every item.
         """
-        if n < 0:
-            raise ValueError(f"The number of draws must not be negative, got {n}.")
+        check_number(n)
         if not self.per_query:
             value = math.log(n / self.n_items) if n else -math.inf
             ids = torch.randint(self.n_items, (n,), generator=generator)
-            return Draws(ids, torch.tensor(value), lambda asked: torch.full(asked.shape, value))
+            return Draws(
+                ids,
+                torch.tensor(value),
+                lambda asked: torch.where(inside(asked, self.n_items), value, -math.inf),
+            )
         known = context.known
         if known is None:
             rows = torch.arange(len(context))
@@ -76,8 +81,10 @@ class Uniform:
         value_of = math.log(n) - left.to(torch.float32).log() if n else torch.full((len(left),), -math.inf)
 
         def design(asked: Tensor) -> Tensor:
-            inside = Context(context.positives, known).mask(asked.expand(len(context), asked.shape[-1]))
-            return torch.where(inside, -math.inf, value_of.unsqueeze(1))
+            asked = asked.expand(len(context), asked.shape[-1])
+            within = inside(asked, self.n_items)
+            wanted = Context(context.positives, known).mask(asked.clamp(min=0))
+            return torch.where(within & ~wanted, value_of.unsqueeze(1), -math.inf)
 
         return Draws(r + _known_before(known, r, self.n_items), value_of.unsqueeze(1), design)
 

@@ -17,7 +17,8 @@ class AliasTable:
         P(j) = w_j / sum_k w_k
 
     A uniform cell and one comparison decide each draw. Built in O(n) by Vose's method in float64;
-    the number of categories is limited by memory alone (12 bytes each).
+    the number of categories is limited by memory alone: 24 bytes each, 16 for the cells and 8 for
+    `log_probability`.
 
     Args:
         weights: (n,), non-negative and finite, not all zero; need not sum to one.
@@ -38,13 +39,16 @@ class AliasTable:
         if not np.isfinite(w).all() or (w < 0).any():
             bad = int(np.flatnonzero(~np.isfinite(w) | (w < 0))[0])
             raise ValueError(f"Weights must be finite and not negative; weight {bad} is {w[bad]}.")
-        total = w.sum()
+        with np.errstate(over="ignore"):
+            total = w.sum()
         if not 0 < total < np.inf:
             raise ValueError(f"Weights must have a positive, finite sum, got {total}: is any count above 0?")
         self.log_probability = torch.from_numpy(
             np.log(w, where=w > 0, out=np.full(len(w), -np.inf)) - np.log(total)
         )
-        keep, alias = _build(w / total * len(w))
+        with np.errstate(under="ignore"):  # a share below 1e-308 of the whole is never drawn
+            scaled = w / total * len(w)
+        keep, alias = _build(scaled)
         self._keep, self._alias = torch.from_numpy(keep), torch.from_numpy(alias)
 
     def __len__(self) -> int:

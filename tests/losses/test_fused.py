@@ -51,8 +51,10 @@ def test_gradients_agree_with_finite_differences() -> None:
     c = case(5, 4, 3, seed=3)
 
     def loss(p: torch.Tensor, q: torch.Tensor, v: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        return fused_sampled_softmax(p, q, v, c["log_expected"], scale=s)
+        hits = c["mask"].nonzero(as_tuple=True)
+        return fused_sampled_softmax(p, q, v, c["log_expected"], scale=s, hits=hits)
 
+    assert bool(c["mask"].any())
     assert torch.autograd.gradcheck(loss, (c["positive"], c["queries"], c["candidates"], c["scale"]))
 
 
@@ -70,8 +72,15 @@ def test_full_softmax_equals_cross_entropy_and_its_gradients() -> None:
 def test_blocks_do_not_change_the_result() -> None:
     c = case(100, 50, 4, seed=6)
     args = (c["positive"], c["queries"], c["candidates"], c["log_expected"])
-    small, large = (fused_sampled_softmax(*args, chunk_bytes=size) for size in (1, 1 << 30))
-    torch.testing.assert_close(small, large, rtol=1e-12, atol=0)
+    inputs = (*args[:3], c["scale"])
+    for hits in (None, c["mask"].nonzero(as_tuple=True)):
+        small, large = (
+            fused_sampled_softmax(*args, scale=c["scale"], hits=hits, chunk_bytes=size)
+            for size in (1, 1 << 30)
+        )
+        torch.testing.assert_close(small, large, rtol=1e-12, atol=0)
+        for s, w in zip(torch.autograd.grad(small, inputs), torch.autograd.grad(large, inputs), strict=True):
+            torch.testing.assert_close(s, w, rtol=1e-10, atol=1e-14)
 
 
 def test_extreme_scores_stay_finite_and_right() -> None:
@@ -112,3 +121,68 @@ def test_shapes_and_values_that_do_not_fit_are_refused() -> None:
         fused_sampled_softmax(p, q, v, weight=torch.zeros(2))
     with pytest.raises(ValueError, match="lie in"):
         fused_softmax(q, v, torch.tensor([0, 4]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "said"),
+    [
+        ([1, 0], [0, 0], "never fall"),
+        ([0, 2], [0, 0], r"rows of hits must lie in \[0, 2\), got 0 to 2"),
+        ([-1, 0], [0, 0], "rows of hits must lie"),
+        ([0, 1], [0, -1], "columns of hits must lie"),
+        ([0, 1], [4, 0], r"columns of hits must lie in \[0, 4\), got 0 to 4"),
+        ([0, 1], [0], "2 rows for 1 columns"),
+        ([[0, 1]], [[0, 1]], "int64 rows"),
+        ([0.0], [0.0], "int64 rows"),
+    ],
+)
+def test_hits_that_would_mask_the_wrong_pairs_are_refused(
+    rows: list[int], columns: list[int], said: str
+) -> None:
+    hits = (torch.tensor(rows), torch.tensor(columns))
+    with pytest.raises(ValueError, match=said):
+        fused_sampled_softmax(torch.zeros(2), torch.zeros(2, 3), torch.zeros(4, 3), hits=hits)
+
+
+def test_a_mask_is_not_taken_for_hits() -> None:
+    mask = torch.zeros(2, 4, dtype=torch.bool)
+    with pytest.raises(ValueError, match="nonzero"):
+        fused_sampled_softmax(torch.zeros(2), torch.zeros(2, 3), torch.zeros(4, 3), hits=mask)  # type: ignore[arg-type]
+
+
+def test_what_gets_no_gradient_may_not_ask_for_one() -> None:
+    args = torch.zeros(2), torch.zeros(2, 3), torch.zeros(4, 3)
+    wanting = torch.zeros(4, requires_grad=True)
+    with pytest.raises(ValueError, match="log_expected gets no gradient"):
+        fused_sampled_softmax(*args, wanting)
+    with pytest.raises(ValueError, match="weight gets no gradient"):
+        fused_sampled_softmax(*args, weight=torch.ones(2, requires_grad=True))
+    with torch.no_grad():
+        assert float(fused_sampled_softmax(*args, wanting)) == pytest.approx(math.log(5))
+
+
+def test_a_scale_for_each_query_is_refused() -> None:
+    queries, items = torch.zeros(2, 3), torch.zeros(4, 3)
+    for scale in (torch.ones(2), torch.ones(1), torch.ones(2, 1)):
+        with pytest.raises(ValueError, match="one number"):
+            fused_sampled_softmax(torch.zeros(2), queries, items, scale=scale)
+        with pytest.raises(ValueError, match="one number"):
+            fused_softmax(queries, items, torch.tensor([0, 1]), scale=scale)
+
+
+def test_integers_are_refused() -> None:
+    p, q, v = torch.zeros(2), torch.zeros(2, 3), torch.zeros(4, 3)
+    for args, said in (
+        ((p, q.long(), v.long()), "queries"),
+        ((p, q, v.long()), "candidates"),
+        ((p.long(), q, v), "positive"),
+        ((p, q, v, torch.zeros(4, dtype=torch.int64)), "log_expected"),
+    ):
+        with pytest.raises(TypeError, match=f"{said} must be floating point"):
+            fused_sampled_softmax(*args)
+    with pytest.raises(TypeError, match="weight must be floating point"):
+        fused_sampled_softmax(p, q, v, weight=torch.ones(2, dtype=torch.int64))
+    with pytest.raises(TypeError, match="queries"):
+        fused_softmax(q.long(), v.long(), torch.tensor([0, 1]))
+    with pytest.raises(TypeError, match="targets must be int64"):
+        fused_softmax(q, v, torch.zeros(2))

@@ -121,3 +121,11 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         sampled_softmax(torch.zeros(3), torch.zeros(3, 4), torch.zeros(4), reduction="avg")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="broadcast"):
         sampled_softmax(torch.zeros(3), torch.zeros(3, 1), torch.zeros(4))
+
+
+def test_the_mean_over_no_queries_is_refused_and_their_sum_is_zero() -> None:
+    nobody = (torch.zeros(0), torch.zeros(0, 4), torch.zeros(4))
+    with pytest.raises(ValueError, match="no query"):
+        sampled_softmax(*nobody)
+    assert float(sampled_softmax(*nobody, reduction="sum")) == 0
+    assert sampled_softmax(*nobody, reduction="none").shape == (0,)

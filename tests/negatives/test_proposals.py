@@ -1,13 +1,17 @@
 """Proposals draw what they say, as often as they say."""
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from steelyard.draws import Proposal
 from steelyard.negatives import Context, Everything, InBatch, Mixture, Popularity, Uniform, proposal
 from steelyard.ragged import Ragged
 
@@ -131,5 +135,96 @@ def test_bad_input_is_refused() -> None:
 
 
 def test_no_draws_are_no_draws() -> None:
-    for made in (Uniform(6), Uniform(6, per_query=True), Popularity(COUNTS)):
-        assert made.sample(Context(torch.tensor([0])), 0).ids.shape[-1] == 0
+    two = Context(torch.tensor([0, 1]))
+    for made in (
+        Uniform(6),
+        Uniform(6, per_query=True),
+        Popularity(COUNTS),
+        InBatch(COUNTS),
+        Mixture([InBatch(COUNTS), Uniform(6)]),
+    ):
+        draws = made.sample(two, 0)
+        assert draws.ids.shape[-1] == 0
+        assert draws.log_expected_of(torch.tensor([1, 5])).flatten()[:2].tolist() == [-math.inf] * 2
+    assert InBatch(COUNTS).sample(Context(torch.zeros(0, dtype=torch.int64)), 3).ids.tolist() == []
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Uniform(6),
+        Uniform(6, per_query=True),
+        Everything(6),
+        Popularity(COUNTS),
+        InBatch(COUNTS),
+        Mixture([InBatch(COUNTS), Everything(6), Uniform(6)]),
+    ],
+    ids=lambda p: type(p).__name__,
+)
+def test_an_id_outside_the_catalogue_is_never_drawn(made: Proposal) -> None:
+    draws = made.sample(Context(torch.tensor([1, 3])), 4, generator=generator())
+    asked = torch.tensor([[-1, 5, 6, 2**40, -(2**40)], [0, -6, 4, 7, -1]])
+    live = torch.tensor([[0, 1, 0, 0, 0], [1, 0, 1, 0, 0]], dtype=torch.bool)
+    got = draws.log_expected_of(asked)
+    assert bool((got[~live] == -math.inf).all())
+    assert bool(got[live].isfinite().all())
+
+
+class LargestResult(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("name", ["uniform", "popularity:0.75", "in-batch", "in-batch+popularity+uniform"])
+def test_the_cost_of_a_sample_does_not_grow_with_the_catalogue(name: str) -> None:
+    made = proposal(name, torch.arange(1, 50_001))
+    context = Context(torch.arange(8))
+    with LargestResult() as largest:
+        draws = made.sample(context, 6, generator=generator())
+        draws.log_expected_of(torch.arange(10))
+    assert 0 < largest.size <= 20
+
+
+def test_a_steep_exponent_leaves_the_items_it_prefers() -> None:
+    counts = torch.tensor([5, 0, 2, 90, 2])
+    for alpha, want in (
+        (-3000.0, [0, 0, 0.5, 0, 0.5]),
+        (3000.0, [0, 0, 0, 1, 0]),
+        (0.0, [0.25, 0, *[0.25] * 3]),
+    ):
+        q = Popularity(counts, alpha).table.log_probability.exp()
+        assert q.tolist() == pytest.approx(want, abs=1e-15)
+    for alpha in (1e308, -1e308):
+        assert not Popularity(counts, alpha).table.log_probability.isnan().any()
+
+
+def test_counts_that_are_none_are_named() -> None:
+    for bad in (-1.0, math.nan, math.inf):
+        for alpha in (1.0, -0.5):
+            with pytest.raises(ValueError, match=f"weight 1 is {bad}"):
+                Popularity(torch.tensor([2.0, bad]), alpha)
+
+
+def test_a_batch_from_another_catalogue_is_refused() -> None:
+    for outside in (-1, 6):
+        with pytest.raises(ValueError, match=r"positives must lie in \[0, 6\)"):
+            InBatch(COUNTS).sample(Context(torch.tensor([0, outside])), 2)
+
+
+@pytest.mark.parametrize("made", [Uniform(6), Popularity(COUNTS), InBatch(COUNTS), Mixture([Uniform(6)])])
+def test_a_number_of_draws_is_a_whole_number_from_zero(made: Proposal) -> None:
+    context = Context(torch.tensor([1, 3]))
+    for n in (2.0, True, "3", None):
+        with pytest.raises(TypeError, match="must be an integer"):
+            made.sample(context, n)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="must not be negative, got -2"):
+        made.sample(context, -2)
+    assert len(made.sample(context, np.int64(2), generator=generator()).ids) == 2  # type: ignore[arg-type]

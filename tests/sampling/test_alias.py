@@ -1,6 +1,7 @@
 """Alias tables draw each category as often as its weight says."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -76,3 +77,19 @@ def test_weights_are_not_changed() -> None:
     weights = np.array([1.0, 2, 3])
     AliasTable(weights)
     assert weights.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("weights", [[5e-324, 1.0, 1e308], [1e-320, 3e-320], [1e-300] * 3 + [1e300]])
+def test_shares_too_small_for_a_float_warn_nobody(weights: list[float]) -> None:
+    with np.errstate(all="warn"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = AliasTable(weights)
+    assert probabilities(table).sum() == pytest.approx(1)
+    assert not table.log_probability.isnan().any()
+
+
+def test_a_sum_beyond_every_float_is_refused_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="finite sum"):
+            AliasTable([1e308, 1e308])
