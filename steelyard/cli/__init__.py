@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -46,9 +45,6 @@ def main() -> None:
 
     Exit codes: 0 done, 2 input or settings to mend, 130 interrupted.
     """
-    # On a machine with other work, OpenMP threads that spin at barriers hold the cores their partners need:
-    # a step was measured ten times slower with spinning than with sleeping threads.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:

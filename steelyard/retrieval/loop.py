@@ -349,6 +349,7 @@ class _Run:
         counters.position, counters.loss_sum = 0, 0.0
         patience_over = config.patience > 0 and counters.waited >= config.patience
         counters.finished = counters.epoch >= config.epochs or patience_over
+        self.told = time.monotonic(), self.pairs()
 
 
 def _optimizers(model: Model, config: TrainConfig) -> dict[str, Optimizer]:
