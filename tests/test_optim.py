@@ -54,6 +54,27 @@ def test_adam_with_one_column_and_every_row_touched_equals_torch() -> None:
     torch.testing.assert_close(ours.data, theirs.data, rtol=1e-9, atol=1e-12)
 
 
+def test_adam_equals_a_loop_with_one_second_moment_and_one_clock_a_row() -> None:
+    g = torch.Generator().manual_seed(3)
+    lr, beta1, beta2, eps = 0.2, 0.8, 0.95, 1e-3
+    w = torch.randn(5, 3, generator=g, dtype=torch.float64)
+    p = torch.nn.Parameter(w.clone())
+    optimizer = RowAdam([p], lr=lr, betas=(beta1, beta2), eps=eps)
+    clock, first, second = [0] * 5, torch.zeros(5, 3, dtype=torch.float64), [0.0] * 5
+    for rows in ([0, 2, 2], [4], [2, 4, 1], [0, 1]):
+        values = torch.randn(len(rows), 3, generator=g, dtype=torch.float64) * torch.tensor([1.0, 5, 0.1])
+        p.grad = sparse(rows, values, 5)
+        grad = p.grad.to_dense()
+        optimizer.step()
+        for r in set(rows):
+            clock[r] += 1
+            first[r] = beta1 * first[r] + (1 - beta1) * grad[r]
+            second[r] = beta2 * second[r] + (1 - beta2) * sum(float(x) ** 2 for x in grad[r]) / 3
+            root = (second[r] / (1 - beta2 ** clock[r])) ** 0.5 + eps
+            w[r] -= lr * first[r] / (1 - beta1 ** clock[r]) / root
+    torch.testing.assert_close(p.data, w, rtol=1e-10, atol=1e-12)
+
+
 def test_the_first_step_of_a_row_has_length_lr_however_late_it_comes() -> None:
     p = torch.nn.Parameter(torch.zeros(2, 1))
     optimizer = RowAdam([p], lr=0.1)
