@@ -57,6 +57,12 @@ def test_the_own_loop_brings_the_full_loss_down(tmp_path: Path) -> None:
     assert full[-1] < full[0] - 1
 
 
+@pytest.mark.slow
+def test_a_weighted_sample_is_trusted_from_a_wide_proposal_and_not_from_a_narrow_one(tmp_path: Path) -> None:
+    lines = output("trust_a_weighted_sample.py", tmp_path).splitlines()
+    assert [("do not trust" in line) for line in lines] == [False] * 5 + [True] * 3
+
+
 def test_every_example_is_short_says_what_it_shows_and_is_run_here() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
     for path in EXAMPLES:

@@ -1,19 +1,22 @@
-"""What a weighted sample says: log-weights normalised, averaged, and counted in independent draws."""
+"""Log-weights made to sum to one, and averaged."""
 
 from __future__ import annotations
 
 import math
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 
-def _checked(log_w: Tensor, dim: int) -> Tensor:
+def checked(log_w: Tensor | ArrayLike, dim: int) -> Tensor:
+    """Log-weights that can be worked with, or an error that says why not."""
+    log_w = torch.as_tensor(log_w)
     if not log_w.is_floating_point():
         raise TypeError(f"Log-weights must be floating point, got {log_w.dtype}.")
     if log_w.ndim == 0 or log_w.shape[dim] == 0:
         raise ValueError(f"There is no draw along dim {dim} of log-weights of shape {tuple(log_w.shape)}.")
-    if bool((log_w.isnan() | (log_w == math.inf)).any()):
+    if log_w.numel() and not bool(log_w.amax() < math.inf):  # the largest of NaN and anything is NaN
         raise ValueError("Log-weights have NaN or +inf; mark a dead draw with -inf.")
     return log_w
 
@@ -36,11 +39,11 @@ def normalize(log_w: Tensor, dim: int = -1) -> Tensor:
         TypeError: `log_w` is not floating point.
         ValueError: no draws, NaN or +inf.
     """
-    top = _checked(log_w, dim).amax(dim, keepdim=True)
-    # Shifted first: in float32 the log of n vanishes beside log-weights of size 1e8.
-    shifted = log_w - top.where(top > -math.inf, 0.0)
-    total = shifted.logsumexp(dim, keepdim=True)
-    return shifted - total.where(total > -math.inf, 0.0)
+    log_w = checked(log_w, dim)
+    alive = log_w.amax(dim, keepdim=True) > -math.inf
+    if bool(alive.all()):
+        return torch.log_softmax(log_w, dim)
+    return torch.log_softmax(log_w.where(alive, 0.0), dim).where(alive, -math.inf)
 
 
 def log_mean_exp(log_w: Tensor, dim: int = -1) -> Tensor:
@@ -59,28 +62,5 @@ def log_mean_exp(log_w: Tensor, dim: int = -1) -> Tensor:
         TypeError: `log_w` is not floating point.
         ValueError: no draws, NaN or +inf.
     """
-    return _checked(log_w, dim).logsumexp(dim) - math.log(log_w.shape[dim])
-
-
-def effective_sample_size(log_w: Tensor, dim: int = -1) -> Tensor:
-    """How many equally weighted draws these are worth (Kish).
-
-        (sum_i w_i)^2 / sum_i w_i^2
-
-    Args:
-        log_w: log-weights, (..., n) along `dim`; any common factor cancels; -inf marks a dead draw.
-        dim: dimension of the draws.
-
-    Returns:
-        Shape of `log_w` without `dim`, between 1 and n; 0 where every draw is dead.
-
-    Raises:
-        TypeError: `log_w` is not floating point.
-        ValueError: no draws, NaN or +inf.
-
-    Reference:
-        Kish (1965), Survey Sampling, section 11.7; Kong (1992), A note on importance sampling using
-        standardized weights, University of Chicago technical report 348.
-    """
-    log_w = normalize(log_w, dim)
-    return torch.exp(-torch.logsumexp(2 * log_w, dim)).where((log_w > -math.inf).any(dim), 0.0)
+    log_w = checked(log_w, dim)
+    return log_w.logsumexp(dim) - math.log(log_w.shape[dim])
