@@ -23,7 +23,7 @@ with tempfile.TemporaryDirectory() as folder:
     data = read_interactions(Path(folder) / "clicks.csv")
     print(data.reading)
     rest, test = split(data, "random", fraction=0.2, seed=1)
-    config = TrainConfig.of("mf", dim=16, epochs=20, batch=256, candidates=64)
+    config = TrainConfig.of("mf", dim=16, epochs=20, batch=16, lr=0.05, candidates=64)
     trained = train(rest, test, config, out=Path(folder) / "run")
     for name in ("recall@10", "ndcg@10"):
         for row in ("chance", "popularity"):

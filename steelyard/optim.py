@@ -94,47 +94,39 @@ class RowAdagrad(Optimizer):
 
 
 class RowAdam(Optimizer):
-    """Adam with one second moment a row, whose clock ticks only when the row is touched.
+    """Adam without momentum, with one second moment a row that forgets as time passes.
 
-        t_r <- t_r + 1
-        m_r <- beta1 m_r + (1 - beta1) g_r             v_r <- beta2 v_r + (1 - beta2) mean_i g_ri^2
-        w_r <- w_r - lr (m_r / (1 - beta1^t_r)) / (sqrt(v_r / (1 - beta2^t_r)) + eps)
+        v_r <- beta2^(t - t_r) v_r + (1 - beta2) mean_i g_ri^2          t_r <- t
+        w_r <- w_r - lr g_r / (sqrt(v_r / (1 - beta2^t)) + eps)
 
-    The bias correction counts the row's own steps. Under a clock that all rows share, the first step
-    of a row touched late would be `(1 - beta1) / sqrt(1 - beta2)` times lr (3.2 with the defaults) in
-    place of lr. A row that is not touched neither moves nor forgets, unlike in dense Adam, which
-    moves rows that had no gradient. With d = 1 and every row touched at every step it equals Adam.
+    t counts the steps of the table and t_r is the last one that touched row r. Steps without a gradient
+    for the row count as gradients of zero, as in dense Adam, so with d = 1 it equals `torch.optim.Adam`
+    with betas (0, beta2), whose rows without a gradient do not move either. With a clock of the row's
+    own, a row touched once in s steps would move sqrt(s) times less than in dense Adam, and rare users
+    and items would lag behind. Momentum is left out: dense Adam pays a row's step out over the
+    following ones, in which a rare row has no gradient; here it is paid at once. State: 8 bytes a row.
 
     Args:
         params: embedding tables, or groups of them.
         lr: learning rate, positive.
-        betas: decay of the first and second moment, in [0, 1).
+        beta2: decay of the second moment, in [0, 1).
         eps: added to the root, positive.
 
     Raises:
-        ValueError: a learning rate or eps that is not positive, or a beta outside [0, 1).
+        ValueError: a learning rate or eps that is not positive, or a beta2 outside [0, 1).
 
     Reference:
-        Kingma & Ba (2015), Adam, arXiv 1412.6980, algorithm 1; one second moment a row as in FBGEMM's
-        partial row-wise Adam. The row's own clock is ours.
+        Kingma & Ba (2015), Adam, arXiv 1412.6980, algorithm 1 with beta1 = 0; one second moment a row as
+        in FBGEMM's partial row-wise Adam. The closed form for steps without a gradient is ours.
     """
 
     def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
+        self, params: Iterable[Any], lr: float = 1e-3, beta2: float = 0.999, eps: float = 1e-8
     ) -> None:
         _check(lr=lr, eps=eps)
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas must lie in [0, 1), got {betas}.")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
-
-    @staticmethod
-    def _settings(group: dict[str, Any]) -> list[float]:
-        logs = [math.log(beta) if beta else -math.inf for beta in group["betas"]]
-        return [group["lr"], *group["betas"], group["eps"], *logs]
+        if not 0 <= beta2 < 1:
+            raise ValueError(f"beta2 must lie in [0, 1), got {beta2}.")
+        super().__init__(params, {"lr": lr, "beta2": beta2, "eps": eps})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override, unused-ignore]
@@ -153,10 +145,13 @@ class RowAdam(Optimizer):
         for group, p, entries in _touched(self):
             state = self.state[p]
             if not state:
-                state["step"] = torch.zeros(len(p), dtype=torch.int32)
-                state["first"], state["second"] = torch.zeros_like(p), p.new_zeros(len(p))
-            arrays = _arrays(*entries, p, state["step"], state["first"], state["second"])
-            _adam(*arrays, *self._settings(group))
+                # t_r of each row and, last, t: only state named "step" keeps its integers when torch loads it.
+                state["step"] = torch.zeros(len(p) + 1, dtype=torch.int32)
+                state["second"] = p.new_zeros(len(p))
+            state["step"][-1] += 1
+            arrays = _arrays(*entries, p, state["step"], state["second"])
+            numbers = [group["lr"], group["beta2"], group["eps"]]
+            _adam(*arrays, *numbers)
         return loss
 
 
@@ -201,18 +196,18 @@ def _adam(
     order: Ints,
     grad: Floats,
     table: Floats,
-    clock: Clock,
-    first: Floats,
+    last: Clock,
     second: Floats,
     lr: float,
-    beta1: float,
     beta2: float,
     eps: float,
-    log_beta1: float,
-    log_beta2: float,
 ) -> None:
     d = table.shape[1]
     g = np.empty(d, grad.dtype)
+    # Powers through exp: numba's fast-math integer power has no implementation.
+    log_beta2 = math.log(beta2) if beta2 > 0 else -math.inf
+    time = last[-1]
+    correction = -math.expm1(time * log_beta2)
     for i in range(len(rows)):
         row = rows[i]
         g[:] = 0
@@ -222,13 +217,12 @@ def _adam(
         square = 0.0
         for k in range(d):
             square += g[k] * g[k]
-            first[row, k] += (1 - beta1) * (g[k] - first[row, k])
-        clock[row] += 1
-        second[row] += (1 - beta2) * (square / d - second[row])
-        root = math.sqrt(second[row] / -math.expm1(clock[row] * log_beta2)) + eps
-        step = lr / (-math.expm1(clock[row] * log_beta1) * root)
+        kept = math.exp((time - last[row]) * log_beta2)
+        second[row] = kept * second[row] + (1 - beta2) * square / d
+        last[row] = time
+        step = lr / (math.sqrt(second[row] / correction) + eps)
         for k in range(d):
-            table[row, k] -= step * first[row, k]
+            table[row, k] -= step * g[k]
 
 
 def _evaluate(closure: Callable[[], Any] | None) -> Any:

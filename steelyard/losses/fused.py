@@ -19,6 +19,7 @@ def fused_sampled_softmax(
     log_expected: Tensor | None = None,
     *,
     scale: float | Tensor = 1.0,
+    owner: Tensor | None = None,
     hits: Pairs | None = None,
     weight: Tensor | None = None,
     chunk_bytes: int = 1 << 23,
@@ -26,33 +27,35 @@ def fused_sampled_softmax(
     """Mean sampled softmax loss over candidates that all queries share, in bounded memory.
 
         s_bk = scale * <queries_b, candidates_k>
-        L = mean_b [ -s_bp + log( exp(s_bp) + sum_k exp(s_bk - log_expected_k) ) ]
+        L = mean_p [ -s_p + log( exp(s_p) + sum_k exp(s_bk - log_expected_k) ) ],   b = owner_p
 
-    Equals `sampled_softmax(positive, scale * queries @ candidates.T, log_expected, mask)`. The
+    Equals `sampled_softmax(positive, scale * queries[owner] @ candidates.T, log_expected, mask)`. The
     gradient is known in closed form once a query's normaliser is: `dL/ds_bk` is the candidate's
-    self-normalised weight. So each block of queries meets all candidates once, in a buffer of
-    `chunk_bytes` that is written, exponentiated and multiplied back while it is in cache; three
-    matrix products and no logits kept. With `log_expected=None` and the catalogue as candidates
+    self-normalised weight, summed over the query's positives. So each block of queries meets all
+    candidates once, in a buffer of `chunk_bytes` that is written, exponentiated and multiplied back
+    while it is in cache; three matrix products and no logits kept. All positives of a query share its
+    sum over candidates, so they cost no more than one. With `log_expected=None` and the catalogue as candidates
     (the positive masked by `hits`) it is the exact full softmax: `fused_softmax`.
 
     Args:
-        positive: float, (B,): score of each query's positive, on the scale of the loss.
+        positive: float, (P,): score of each positive with its query, on the scale of the loss.
         queries: float, (B, d).
         candidates: float, (K, d).
         log_expected: float, (K,), or None where each candidate stands for itself alone.
         scale: inverse temperature; a scalar tensor receives its gradient.
+        owner: int64, (P,), never falling: the query of each positive; default one positive a query, P = B.
         hits: (rows, columns), int64, rows never falling: the (query, candidate) pairs to leave out.
-        weight: float, (B,): weight of each query in the mean; default ones.
+        weight: float, (P,): weight of each positive in the mean; default ones.
         chunk_bytes: size of the buffer of logits; it grows to hold at least 32 queries, since a
             product of fewer rows runs at the speed of memory.
 
     Returns:
-        Scalar loss, `sum_b weight_b L_b / sum_b weight_b`.
+        Scalar loss, `sum_p weight_p L_p / sum_p weight_p`.
 
     Raises:
         TypeError: an input is not floating point.
-        ValueError: shapes do not fit, no queries, weights that do not sum to a positive number, hits out
-            of order or range, or a gradient wanted by `log_expected` or `weight`, which get none.
+        ValueError: shapes do not fit, no positives, weights that do not sum to a positive number, owners or
+            hits out of order or range, or a gradient wanted by `log_expected` or `weight`, which get none.
 
     Reference:
         Gradients made in the forward pass and logits in blocks: Hsu et al. (2024), Liger Kernel,
@@ -60,7 +63,7 @@ def fused_sampled_softmax(
     """
     scale_tensor = _scalar(scale, queries)
     _check_matrices(queries, candidates)
-    _check_vectors(positive, queries, candidates, log_expected, weight)
+    _check_vectors(positive, queries, candidates, log_expected, weight, owner)
     if hits is not None:
         _check_hits(hits, len(queries), len(candidates))
     if weight is None:
@@ -68,10 +71,12 @@ def fused_sampled_softmax(
     else:
         total = weight.sum()
         if not bool(total > 0):
-            raise ValueError(f"The weights of the queries must sum to a positive number, got {float(total)}.")
+            raise ValueError(
+                f"The weights of the positives must sum to a positive number, got {float(total)}."
+            )
         share = (weight / total).to(positive.dtype)
     loss: Tensor = _Fused.apply(  # type: ignore[no-untyped-call]
-        positive, queries, candidates, scale_tensor, log_expected, hits, share, chunk_bytes
+        positive, queries, candidates, scale_tensor, log_expected, owner, hits, share, chunk_bytes
     )
     return loss
 
@@ -138,12 +143,31 @@ def _check_matrices(queries: Tensor, candidates: Tensor) -> None:
 
 
 def _check_vectors(
-    positive: Tensor, queries: Tensor, candidates: Tensor, log_expected: Tensor | None, weight: Tensor | None
+    positive: Tensor,
+    queries: Tensor,
+    candidates: Tensor,
+    log_expected: Tensor | None,
+    weight: Tensor | None,
+    owner: Tensor | None,
 ) -> None:
+    if owner is None:
+        n = len(queries)
+    else:
+        n = len(owner)
+        if owner.dtype != torch.int64 or owner.ndim != 1:
+            raise ValueError(f"owner must be int64 (P,), got {owner.dtype} {tuple(owner.shape)}.")
+        if bool((owner[1:] < owner[:-1]).any()):
+            raise ValueError("owner must never fall: sort the positives by their query.")
+        if n and not 0 <= int(owner[0]) <= int(owner[-1]) < len(queries):
+            raise ValueError(
+                f"owner must lie in [0, {len(queries)}), got {int(owner[0])} to {int(owner[-1])}."
+            )
+    if n == 0:
+        raise ValueError("There is no positive to take a mean over.")
     for name, tensor, size in (
-        ("positive", positive, len(queries)),
+        ("positive", positive, n),
         ("log_expected", log_expected, len(candidates)),
-        ("weight", weight, len(queries)),
+        ("weight", weight, n),
     ):
         if tensor is None:
             continue
@@ -189,6 +213,7 @@ class _Fused(torch.autograd.Function):
         candidates: Tensor,
         scale: Tensor,
         log_expected: Tensor | None,
+        owner: Tensor | None,
         hits: Pairs | None,
         share: Tensor,
         chunk_bytes: int,
@@ -200,26 +225,36 @@ class _Fused(torch.autograd.Function):
         scaled, score = queries * (scale * unit), positive * unit
         bias = None if log_expected is None else log_expected.to(queries.dtype) * unit
         rows = min(n, max(32, chunk_bytes // (max(k, 1) * queries.element_size())))
+        starts = range(0, n, rows)
+        owner = torch.arange(n) if owner is None else owner
+        edges = torch.tensor([*starts, n])
+        own = torch.searchsorted(owner, edges).tolist()
+        hit = torch.searchsorted(hits[0], edges).tolist() if hits is not None else []
         buffer = queries.new_empty(rows, k)
         loss, rest = torch.empty_like(positive), torch.empty_like(positive)
         d_queries, d_candidates = torch.empty_like(queries), torch.zeros_like(candidates)
-        for start in range(0, n, rows):
-            block = slice(start, min(start + rows, n))
+        for i, start in enumerate(starts):
+            block, mine = slice(start, min(start + rows, n)), slice(own[i], own[i + 1])
             logits = torch.mm(scaled[block], candidates.T, out=buffer[: block.stop - start])
             if bias is not None:
                 logits.sub_(bias)
             if hits is not None:
-                first, last = torch.searchsorted(hits[0], torch.tensor([start, block.stop])).tolist()
-                logits[hits[0][first:last] - start, hits[1][first:last]] = -math.inf
-            top = torch.maximum(logits.amax(1), score[block]) if k else score[block]
-            total = logits.sub_(top.unsqueeze(1)).exp2_().sum(1)
-            everything = total + torch.exp2(score[block] - top)
-            loss[block] = top - score[block] + torch.log2(everything)
-            rest[block] = total / everything
+                here = slice(hit[i], hit[i + 1])
+                logits[hits[0][here] - start, hits[1][here]] = -math.inf
+            top = logits.amax(1) if k else logits.new_full((len(logits),), -math.inf)
+            total = logits.sub_(top.clamp(min=torch.finfo(top.dtype).min).unsqueeze(1)).exp2_().sum(1)
+            # Each positive has a maximum of its own: another one's may be too far away for its digits.
+            row = owner[mine] - start
+            larger = torch.maximum(top[row], score[mine])
+            fall = torch.exp2(top[row] - larger)
+            others = total[row] * fall
+            everything = others + torch.exp2(score[mine] - larger)
+            loss[mine] = larger - score[mine] + torch.log2(everything)
+            rest[mine] = others / everything
             if wanted:
-                factor = (share[block] / everything).unsqueeze(1)
-                torch.mm(logits, candidates, out=d_queries[block]).mul_(factor)
-                d_candidates.addmm_(logits.T, queries[block] * factor)
+                factor = top.new_zeros(len(top)).index_add_(0, row, share[mine] * fall / everything)
+                torch.mm(logits, candidates, out=d_queries[block]).mul_(factor.unsqueeze(1))
+                d_candidates.addmm_(logits.T, queries[block] * factor.unsqueeze(1))
         if wanted:
             d_scale = (queries * d_queries).sum()
             ctx.save_for_backward(-rest * share, d_queries.mul_(scale), d_candidates.mul_(scale), d_scale)
@@ -232,4 +267,4 @@ class _Fused(torch.autograd.Function):
             grad * g if need else None
             for g, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         ]
-        return (*gradients, None, None, None, None)
+        return (*gradients, None, None, None, None, None)

@@ -16,21 +16,22 @@ from steelyard.negatives.uniform import Uniform
 
 __all__ = ["PROPOSALS", "Context", "Everything", "InBatch", "Mixture", "Popularity", "Uniform", "proposal"]
 
-PROPOSALS: dict[str, Callable[[Tensor, float | None], Proposal]] = {
-    "uniform": lambda counts, _: Uniform(len(counts)),
-    "popularity": lambda counts, alpha: Popularity(counts, 1.0 if alpha is None else alpha),
-    "in-batch": lambda counts, _: InBatch(counts),
-    "everything": lambda counts, _: Everything(len(counts)),
+PROPOSALS: dict[str, Callable[[Tensor, float | None, int | None], Proposal]] = {
+    "uniform": lambda counts, _, __: Uniform(len(counts)),
+    "popularity": lambda counts, alpha, _: Popularity(counts, 1.0 if alpha is None else alpha),
+    "in-batch": lambda counts, _, n_queries: InBatch(counts, n_queries),
+    "everything": lambda counts, _, __: Everything(len(counts)),
 }
 
 
-def proposal(spec: str, counts: Tensor) -> Proposal:
+def proposal(spec: str, counts: Tensor, n_queries: int | None = None) -> Proposal:
     """Make the proposal that a name stands for: `uniform`, `popularity:0.75`, `in-batch+uniform`.
 
     Args:
         spec: names joined by `+`, each with an optional `:number` (the exponent of popularity); a sum
             splits the draws equally.
         counts: (I,): interactions of each item in the training data.
+        n_queries: how many queries batches are drawn from; default one for each interaction.
 
     Returns:
         The proposal; a `Mixture` for a sum.
@@ -48,7 +49,7 @@ def proposal(spec: str, counts: Tensor) -> Proposal:
         if number and name != "popularity":
             raise ValueError(f"{name!r} takes no number, got {word!r}.")
         try:
-            parts.append(PROPOSALS[name](counts, float(number) if number else None))
+            parts.append(PROPOSALS[name](counts, float(number) if number else None, n_queries))
         except ValueError as error:
             raise ValueError(f"Negatives {word!r}: {error}") from None
     return parts[0] if len(parts) == 1 else Mixture(parts)

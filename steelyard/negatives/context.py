@@ -21,27 +21,37 @@ class Context:
     """The queries of one batch.
 
     Args:
-        positives: int64, (B,): the positive of each query.
+        positives: int64, (P,): the positives, one a query (P = B) unless `owner` says otherwise.
         known: items known to be relevant to each query, B rows, sorted; None where nothing but the
-            positive is known.
+            positive is known. With `owner` it is needed, and holds each query's positives.
+        owner: int64, (P,): the query of each positive, where a query may have many.
 
     Raises:
-        ValueError: `known` has another number of rows than there are positives.
+        ValueError: `known` is missing or has another number of rows than there are queries.
     """
 
     positives: Tensor
     known: Ragged | None = None
+    owner: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.positives.ndim != 1 or self.positives.dtype != torch.int64:
             raise ValueError(
                 f"positives must be int64 (B,), got {self.positives.dtype} {tuple(self.positives.shape)}."
             )
-        if self.known is not None and len(self.known) != len(self.positives):
+        if self.owner is not None:
+            if self.known is None:
+                raise ValueError("Queries with many positives need known: the items each is known to want.")
+            if self.owner.dtype != torch.int64 or self.owner.shape != self.positives.shape:
+                raise ValueError(
+                    f"owner must be int64 ({len(self.positives)},), got {self.owner.dtype} "
+                    f"{tuple(self.owner.shape)}."
+                )
+        elif self.known is not None and len(self.known) != len(self.positives):
             raise ValueError(f"known has {len(self.known)} rows for {len(self.positives)} positives.")
 
     def __len__(self) -> int:
-        return len(self.positives)
+        return len(self.positives) if self.known is None else len(self.known)
 
     def hits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The (query, draw) pairs in which a draw is relevant to its query: accidental hits.
@@ -63,7 +73,9 @@ class Context:
             return self._shared_hits(ids)
         if ids.ndim != 2 or len(ids) != len(self):
             raise ValueError(f"ids must be (n,) or ({len(self)}, n), got {tuple(ids.shape)}.")
-        found = ids == self.positives.unsqueeze(1)
+        found = torch.zeros_like(ids, dtype=torch.bool)
+        if self.owner is None:
+            found = ids == self.positives.unsqueeze(1)
         if self.known is not None and len(self.known.values) and ids.numel():
             width = int(self.known.values.max()) + 2  # one place for all ids that nobody is known to want
             keys = self.known.row_index() * width + self.known.values
@@ -91,9 +103,9 @@ class Context:
 
     def _shared_hits(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         known = self.known or Ragged(torch.arange(len(self) + 1), self.positives)
-        rows, columns = _look_up(
-            self.positives.numpy(), known.offsets.numpy(), known.values.numpy(), ids.numpy()
-        )
+        # With many positives all are among the known; -1 is no item.
+        positives = self.positives if self.owner is None else torch.full((len(self),), -1)
+        rows, columns = _look_up(positives.numpy(), known.offsets.numpy(), known.values.numpy(), ids.numpy())
         return torch.from_numpy(rows), torch.from_numpy(columns)
 
 

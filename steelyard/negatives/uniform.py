@@ -83,7 +83,7 @@ class Uniform:
         def design(asked: Tensor) -> Tensor:
             asked = asked.expand(len(context), asked.shape[-1])
             within = inside(asked, self.n_items)
-            wanted = Context(context.positives, known).mask(asked.clamp(min=0))
+            wanted = Context(context.positives, known, context.owner).mask(asked.clamp(min=0))
             return torch.where(within & ~wanted, value_of.unsqueeze(1), -math.inf)
 
         return Draws(r + _known_before(known, r, self.n_items), value_of.unsqueeze(1), design)

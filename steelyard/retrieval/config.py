@@ -26,7 +26,8 @@ class TrainConfig:
         candidates: draws shared by each batch, K.
         dim: length of the vectors.
         epochs: passes over the data at most.
-        batch: interactions a step.
+        batch: queries a step, each with all its positives; 0 takes a hundredth of them, from 8 to 256.
+        history: a pair of a query with n pairs weighs `n^(history - 1)`: 1 counts every pair alike, 0 every query.
         lr: learning rate at the start.
         optimizer: "adagrad" (row-wise Adagrad) or "adam" (row-wise Adam).
         decay: share of the learning rate that is left at the last epoch, falling along a cosine.
@@ -40,7 +41,7 @@ class TrainConfig:
         seed: seed of everything random.
 
     Raises:
-                TypeError: a value of another type.
+        TypeError: a value of another type.
         ValueError: a value outside its range, said with the mend.
     """
 
@@ -49,8 +50,9 @@ class TrainConfig:
     candidates: int = 1024
     dim: int = 64
     epochs: int = 60
-    batch: int = 1024
-    lr: float = 0.05
+    batch: int = 0
+    history: float = 0.5
+    lr: float = 0.01
     optimizer: Literal["adagrad", "adam"] = "adam"
     decay: float = 0.02
     similarity: Similarity = "cosine"
@@ -80,15 +82,17 @@ class TrainConfig:
                 f"metric must be recall, precision, ndcg, map, hit_rate or mrr with a cut-off, such as ndcg@20; "
                 f"got {self.metric!r}."
             )
-        for name in ("candidates", "dim", "epochs", "batch", "validation_users"):
+        for name in ("candidates", "dim", "epochs", "validation_users"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("lr", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
-        for name in ("patience", "seed"):
+        for name in ("batch", "patience", "seed"):
             if not 0 <= getattr(self, name) < LARGEST_SEED:
                 raise ValueError(f"{name} must lie in [0, {LARGEST_SEED}), got {getattr(self, name)}.")
+        if not 0 <= self.history <= 1:
+            raise ValueError(f"history must lie in [0, 1], got {self.history}.")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {self.decay}.")
         if not 0 < self.validation < 1:
@@ -117,6 +121,10 @@ class TrainConfig:
             raise ValueError(f"model must be one of {', '.join(DEFAULTS)}, got {model!r}.")
         return replace(base, **{name: value for name, value in changes.items() if value is not None})
 
+    def batch_of(self, n_queries: int) -> int:
+        """Queries a step for a data set of so many: `batch`, or a hundredth of them, from 8 to 256."""
+        return self.batch or min(max(n_queries // 100, 8), 256)
+
     def generator(self, purpose: int) -> torch.Generator:
         """A generator of the seed's own for each purpose: 1 initial weights, 2 candidates, 1000 + e the order of epoch e."""
         return torch.Generator().manual_seed(self.seed * 1_000_003 + purpose)
@@ -133,6 +141,8 @@ DEFAULTS: dict[str, TrainConfig] = {
         negatives="in-batch",
         dim=256,
         epochs=3,
+        batch=1024,
+        history=1.0,
         lr=0.1,
         optimizer="adagrad",
         decay=1.0,

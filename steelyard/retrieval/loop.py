@@ -74,6 +74,7 @@ class Counters:
 
     epoch: int = 0
     position: int = 0
+    pairs: int = 0
     step: int = 0
     loss_sum: float = 0.0
     best_score: float | None = None
@@ -122,8 +123,10 @@ def fit(
 ) -> Counters:
     """Train an encoder by sampled softmax, and leave the weights of its best epoch in it.
 
-    Each step takes a batch of a shuffled epoch, draws candidates that the batch shares, masks the ones
-    a query is known to want, and moves the rows it touched. After each epoch `validate` scores the
+    Each step takes a batch of queries of a shuffled epoch with all their positives, draws candidates that
+    the batch shares, masks the ones a query is known to want, and moves the rows it touched. The positives
+    of a query share its sum over candidates, so a query with many costs little more than one. A pair of
+    query u weighs `n_u^(config.history - 1)`, n_u its number of pairs. After each epoch `validate` scores the
     model; the run stops once `config.patience` scores in a row brought nothing better.
 
     Args:
@@ -183,22 +186,25 @@ class _Run:
         data: Mapping[str, str],
         watch: Callable[[Step], None] | None,
     ) -> None:
-        self.model, self.users, self.items, self.known, self.config = model, users, items, known, config
+        self.model, self.known, self.config = model, known, config
         self.folder, self.watch = folder, watch
         self.identity = config.to_dict() | dict(data)
-        self.proposal = proposal(config.negatives, counts)
+        by_user = torch.argsort(users, stable=True)
+        self.pairs = Ragged(
+            torch.cat([users.new_zeros(1), torch.bincount(users, minlength=len(known)).cumsum(0)]),
+            items[by_user],
+        )
+        self.queries = (self.pairs.counts > 0).nonzero().squeeze(1)
+        self.proposal = proposal(config.negatives, counts, len(self.queries))
         self.generator = config.generator(2)
         self.optimizers = _optimizers(model, config)
         self.counters = Counters()
         self.best: Mapping[str, Tensor] = {}
-        self.steps_per_epoch = -(-len(users) // config.batch)
+        self.batch = config.batch_of(len(self.queries))
+        self.steps_per_epoch = -(-len(self.queries) // self.batch)
         self.log_every = max(1, self.steps_per_epoch // LOGS_PER_EPOCH)
         self.started = time.monotonic()
         self.told = self.started, 0
-
-    def pairs(self) -> int:
-        """Training pairs seen so far."""
-        return self.counters.epoch * len(self.users) + self.counters.position
 
     def load(self) -> None:
         assert self.folder is not None
@@ -211,7 +217,7 @@ class _Run:
         )
         self.counters = Counters(**values)
         self.started = time.monotonic() - self.counters.seconds
-        self.told = time.monotonic(), self.pairs()
+        self.told = time.monotonic(), self.counters.pairs
 
     def save(self) -> None:
         self.counters.seconds = time.monotonic() - self.started
@@ -242,10 +248,10 @@ class _Run:
     def epoch(self, interrupted: threading.Event, checkpoint_seconds: float) -> None:
         """The rest of the current epoch."""
         shuffle = self.config.generator(1000 + self.counters.epoch)
-        order = torch.randperm(len(self.users), generator=shuffle)
+        order = self.queries[torch.randperm(len(self.queries), generator=shuffle)]
         saved = time.monotonic()
         while self.counters.position < len(order):
-            batch = order[self.counters.position : self.counters.position + self.config.batch]
+            batch = order[self.counters.position : self.counters.position + self.batch]
             self.step(batch)
             if interrupted.is_set():
                 self.save()
@@ -254,25 +260,29 @@ class _Run:
                 self.save()
                 saved = time.monotonic()
 
-    def step(self, batch: Tensor) -> None:
-        """One step on the named training pairs."""
+    def step(self, users: Tensor) -> None:
+        """One step on the named queries and all their positives."""
         encoder: Any = self.model.encoder
-        users, items = self.users[batch], self.items[batch]
-        context = Context(items, self.known.take(users))
+        pairs = self.pairs.take(users)
+        items, owner = pairs.values, pairs.row_index()
+        context = Context(items, self.known.take(users), owner)
         draws = self.proposal.sample(context, self.config.candidates, generator=self.generator)
-        # In-batch candidates are the positives again, and draws repeat: each item is encoded once.
+        # Positives and draws repeat: each item is encoded once.
         distinct, place = torch.unique(torch.cat([items, draws.ids]), return_inverse=True)
-        queries, vectors = encoder.queries(users), encoder.items(distinct)[place]
-        positives, candidates = vectors[: len(items)], vectors[len(items) :]
+        queries, vectors = encoder.queries(users), encoder.items(distinct)
+        candidates = vectors[place[len(items) :]]
         scale = self.model.log_scale.exp()
         hits = context.hits(draws.ids)
+        weight = pairs.counts.to(torch.float32) ** (self.config.history - 1)
         loss = fused_sampled_softmax(
-            (queries * positives).sum(1) * scale,
+            (queries[owner] * vectors[place[: len(items)]]).sum(1) * scale,
             queries,
             candidates,
             draws.log_expected,
             scale=scale,
+            owner=owner,
             hits=hits,
+            weight=weight[owner],
         )
         value = float(loss.detach())
         if not math.isfinite(value):
@@ -282,12 +292,13 @@ class _Run:
         self.descend(loss)
         counters = self.counters
         counters.step += 1
-        counters.position += len(batch)
-        counters.loss_sum += value * len(batch)
+        counters.position += len(users)
+        counters.pairs += len(items)
+        counters.loss_sum += value * len(items)
         if counters.step % self.log_every == 0:
             few = slice(0, ESS_QUERIES)
             log_weight = scale.detach() * queries.detach()[few] @ candidates.detach().T - draws.log_expected
-            inside = hits[0] < min(ESS_QUERIES, len(batch))
+            inside = hits[0] < min(ESS_QUERIES, len(users))
             log_weight[hits[0][inside], hits[1][inside]] = -math.inf
             ess = float(effective_sample_size(log_weight).mean()) if len(draws.ids) else 0.0
             self.tell(value, ess, len(draws.ids))
@@ -320,8 +331,8 @@ class _Run:
         )
         if self.watch is not None:
             now = time.monotonic()
-            rate = (self.pairs() - self.told[1]) / max(now - self.told[0], 1e-9)
-            self.told = now, self.pairs()
+            rate = (counters.pairs - self.told[1]) / max(now - self.told[0], 1e-9)
+            self.told = now, counters.pairs
             done = counters.step - counters.epoch * self.steps_per_epoch
             at = (counters.epoch, self.config.epochs, done, self.steps_per_epoch)
             self.watch(Step(*at, rate, loss, ess, counters.best_score))
@@ -332,7 +343,7 @@ class _Run:
         record = {
             "event": "epoch",
             "epoch": counters.epoch,
-            "loss": counters.loss_sum / len(self.users),
+            "loss": counters.loss_sum / len(self.pairs.values),
             "validation": scores,
             "seconds": round(time.monotonic() - self.started, 3),
         }
@@ -349,7 +360,7 @@ class _Run:
         counters.position, counters.loss_sum = 0, 0.0
         patience_over = config.patience > 0 and counters.waited >= config.patience
         counters.finished = counters.epoch >= config.epochs or patience_over
-        self.told = time.monotonic(), self.pairs()
+        self.told = time.monotonic(), self.counters.pairs
 
 
 def _optimizers(model: Model, config: TrainConfig) -> dict[str, Optimizer]:

@@ -25,12 +25,24 @@ def case(b: int, k: int, d: int, seed: int, dtype: torch.dtype = torch.float64) 
 
 
 @settings(max_examples=40)
-@given(b=st.integers(1, 70), k=st.integers(1, 20), d=st.integers(1, 5), seed=st.integers(0, 2**31))
-def test_value_and_gradients_equal_the_plain_loss_through_autograd(b: int, k: int, d: int, seed: int) -> None:
+@given(
+    b=st.integers(1, 70),
+    k=st.integers(0, 20),
+    d=st.integers(1, 5),
+    positives=st.integers(1, 150) | st.none(),
+    seed=st.integers(0, 2**31),
+)
+def test_value_and_gradients_equal_the_plain_loss_through_autograd(
+    b: int, k: int, d: int, positives: int | None, seed: int
+) -> None:
     c = case(b, k, d, seed)
+    owner, mine = None, torch.arange(b)
+    if positives is not None:  # several positives for some queries, none for others
+        owner = mine = torch.sort(torch.randint(b, (positives,))).values
+        c |= {name: case(positives, 1, 1, seed + 1)[name] for name in ("positive", "weight")}
     inputs = (c["positive"], c["queries"], c["candidates"], c["scale"])
-    negative = c["scale"] * c["queries"] @ c["candidates"].T
-    plain = sampled_softmax(c["positive"], negative, c["log_expected"], c["mask"], reduction="none")
+    negative = (c["scale"] * c["queries"] @ c["candidates"].T)[mine]
+    plain = sampled_softmax(c["positive"], negative, c["log_expected"], c["mask"][mine], reduction="none")
     want = (plain * c["weight"]).sum() / c["weight"].sum()
     got = fused_sampled_softmax(
         c["positive"],
@@ -38,6 +50,7 @@ def test_value_and_gradients_equal_the_plain_loss_through_autograd(b: int, k: in
         c["candidates"],
         c["log_expected"],
         scale=c["scale"],
+        owner=owner,
         hits=c["mask"].nonzero(as_tuple=True),
         weight=c["weight"],
         chunk_bytes=1,  # the smallest blocks: 32 queries
@@ -91,6 +104,35 @@ def test_extreme_scores_stay_finite_and_right() -> None:
     loss.backward()
     assert loss.item() == pytest.approx((1800 + math.log(2)) / 2, rel=1e-6)
     assert all(t.grad is not None and bool(t.grad.isfinite().all()) for t in (queries, candidates, positive))
+
+
+def test_positives_of_one_query_may_lie_further_apart_than_floats_reach() -> None:
+    positive = torch.tensor([900.0, -900.0, 0.0], requires_grad=True)
+    queries = torch.ones(1, 1, requires_grad=True)
+    candidates = torch.zeros(1, 1, requires_grad=True)
+    owner = torch.zeros(3, dtype=torch.int64)
+    loss = fused_sampled_softmax(positive, queries, candidates, owner=owner)
+    loss.backward()
+    assert loss.item() == pytest.approx((0 + 900 + math.log(2)) / 3, rel=1e-6)
+    assert positive.grad is not None
+    assert positive.grad.tolist() == pytest.approx([0, -1 / 3, -1 / 6], rel=1e-6)
+    assert candidates.grad is not None
+    assert candidates.grad.item() == pytest.approx(1 / 3 + 1 / 6, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("owner", "message"),
+    [
+        (torch.tensor([1, 0]), "never fall"),
+        (torch.tensor([0, 2]), r"\[0, 2\)"),
+        (torch.tensor([0.0, 1.0]), "int64"),
+        (torch.tensor([0, 0, 1]), "positive must be"),
+        (torch.zeros(0, dtype=torch.int64), "no positive"),
+    ],
+)
+def test_owners_that_do_not_fit_are_refused(owner: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fused_sampled_softmax(torch.zeros(2), torch.zeros(2, 3), torch.zeros(4, 3), owner=owner)
 
 
 def test_masking_every_candidate_leaves_loss_zero() -> None:

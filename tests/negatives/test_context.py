@@ -106,3 +106,21 @@ def test_no_draws_have_no_hits() -> None:
     context = Context(torch.tensor([1, 2]), Ragged(torch.tensor([0, 1, 1]), torch.tensor([1])))
     for ids in (torch.zeros(0, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.int64)):
         assert [len(t) for t in context.hits(ids)] == [0, 0]
+
+
+def test_queries_with_many_positives_mask_all_that_is_known_and_nothing_else() -> None:
+    known = Ragged.from_pairs(torch.tensor([0, 0, 0, 1]), torch.tensor([4, 2, 7, 3]), 2)
+    context = Context(torch.tensor([2, 4, 3]), known, torch.tensor([0, 0, 1]))
+    assert len(context) == 2
+    ids = torch.tensor([2, 3, 7, 5, 0])
+    want = [[True, False, True, False, False], [False, True, False, False, False]]
+    assert context.mask(ids).tolist() == want
+    assert context.mask(ids.expand(2, -1)).tolist() == want
+
+
+def test_queries_with_many_positives_need_what_is_known_and_an_owner_for_each() -> None:
+    with pytest.raises(ValueError, match="need known"):
+        Context(torch.tensor([2, 4]), None, torch.tensor([0, 0]))
+    known = Ragged.from_pairs(torch.tensor([0, 0]), torch.tensor([4, 2]), 1)
+    with pytest.raises(ValueError, match="owner must be"):
+        Context(torch.tensor([2, 4]), known, torch.tensor([0]))

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from steelyard.draws import Proposal
 from steelyard.negatives import Context, Everything, InBatch, Mixture, Popularity, Uniform, proposal
 from steelyard.ragged import Ragged
+from tests.statistical import assert_unbiased
 
 COUNTS = torch.tensor([1, 10, 0, 2, 5, 9])
 
@@ -228,3 +229,32 @@ def test_a_number_of_draws_is_a_whole_number_from_zero(made: Proposal) -> None:
     with pytest.raises(ValueError, match="must not be negative, got -2"):
         made.sample(context, -2)
     assert len(made.sample(context, np.int64(2), generator=generator()).ids) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [3, 100])
+def test_in_batch_counts_are_exact_where_queries_have_many_positives(n: int) -> None:
+    rows = torch.tensor([0, 0, 0, 1, 2, 2, 3, 4, 4, 4, 4])
+    items = torch.tensor([0, 1, 2, 0, 0, 3, 4, 1, 2, 3, 5])
+    pairs = Ragged.from_pairs(rows, items, 5)
+    made = InBatch(torch.bincount(items), n_queries=5)
+    g, score, wanted = generator(7), torch.tensor([0.3, -1.0, 2.0, 0.5, 1.0, -0.5]), 0
+    seen = []
+    for _ in range(4000):  # a batch of query 0 and two others; the sum over what query 0 does not have
+        batch = torch.cat([torch.tensor([wanted]), 1 + torch.randperm(4, generator=g)[:2]])
+        taken = pairs.take(batch)
+        context = Context(taken.values, taken, taken.row_index())
+        draws = made.sample(context, n, generator=g)
+        weight = torch.exp(score[draws.ids] - draws.log_expected).masked_fill(context.mask(draws.ids)[0], 0)
+        seen.append(float(weight.sum()))
+    others = [j for j in range(6) if j not in pairs.row(wanted)]
+    assert_unbiased(seen, float(score.exp()[others].sum()))
+
+
+def test_in_batch_draws_say_what_their_own_design_answers() -> None:
+    pairs = Ragged.from_pairs(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 2]), 2)
+    draws = InBatch(torch.tensor([1, 1, 1, 0]), n_queries=2).sample(
+        Context(pairs.values, pairs, pairs.row_index()), 10
+    )
+    assert draws.ids.tolist() == [0, 1, 2]
+    assert draws.log_expected.tolist() == draws.log_expected_of(draws.ids).tolist() == [0, 0, 0]
+    assert draws.log_expected_of(torch.tensor([3, 4])).tolist() == [-math.inf, -math.inf]

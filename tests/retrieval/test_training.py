@@ -19,7 +19,7 @@ from steelyard.retrieval.job import partition
 from steelyard.retrieval.loop import Step
 from tests.retrieval import planted
 
-SMALL = TrainConfig(candidates=32, dim=8, epochs=6, batch=128, validation_users=60, patience=0)
+SMALL = TrainConfig(candidates=32, dim=8, epochs=6, batch=8, lr=0.05, validation_users=60, patience=0)
 COMMAND = [sys.executable, "-m", "steelyard", "train"]
 
 
@@ -35,7 +35,9 @@ def assert_same_model(a: Path, b: Path) -> None:
     "negatives", ["uniform", "popularity:0.75", "in-batch", "in-batch+uniform", "everything"]
 )
 def test_it_finds_the_planted_groups_whatever_the_negatives(negatives: str) -> None:
-    config = TrainConfig.of("mf", candidates=32, dim=8, epochs=15, batch=128, negatives=negatives, patience=0)
+    config = TrainConfig.of(
+        "mf", candidates=32, dim=8, epochs=15, batch=8, lr=0.05, negatives=negatives, patience=0
+    )
     test = train(planted.interactions(), config=config).metrics
     assert test["test"]["ndcg@10"]["low"] > test["baselines"]["popularity"]["ndcg@10"]["high"]
 
@@ -57,7 +59,7 @@ def test_it_learns_with_each_similarity_and_optimiser(similarity: str, optimizer
         candidates=32,
         dim=8,
         epochs=15,
-        batch=128,
+        batch=8,
         similarity=similarity,
         optimizer=optimizer,
         lr=lr,
@@ -90,7 +92,7 @@ def test_the_test_set_takes_no_part_in_choosing_the_epoch() -> None:
 
 def test_early_stopping_keeps_the_best_epoch_not_the_last() -> None:
     config = TrainConfig.of(
-        "mf", candidates=32, dim=8, epochs=60, batch=32, lr=1.0, patience=3, temperature=0.05
+        "mf", candidates=32, dim=8, epochs=60, batch=8, lr=1.0, patience=3, temperature=0.05
     )
     metrics = train(planted.interactions(), config=config).metrics
     scores = [epoch["validation"]["ndcg@20"] for epoch in metrics["epochs"]]
@@ -141,7 +143,7 @@ def test_a_run_resumed_in_mid_epoch_is_bit_for_bit_the_uninterrupted_one(
         candidates=32,
         dim=8,
         epochs=4,
-        batch=32,
+        batch=8,
         negatives=negatives,
         optimizer="adam",
         learn_temperature=True,
