@@ -16,6 +16,35 @@ from torch import Tensor
 
 
 @contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other runs out of an existing folder until the block ends; a killed process lets go by itself.
+
+    Raises:
+        FileExistsError: another run is at work there.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows has no locks on folders
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            yield  # a file system without locks, as some network ones are
+            return
+        raise FileExistsError(
+            f"Another run is writing to {folder}; wait for it, or give another --out."
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary name beside `path`, and rename it to `path` once the block ends without error.
 

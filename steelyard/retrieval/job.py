@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from steelyard.evaluation import count_ranks, ranking_metrics
-from steelyard.files import write_json
+from steelyard.files import alone_in, write_json
 from steelyard.negatives import proposal
 from steelyard.ragged import Ragged
 from steelyard.retrieval.checkpoint import CHECKPOINT
@@ -92,47 +93,51 @@ def train(
         _check_folder(folder, resume, overwrite)
     parts = partition(data, test, config, split_by)
     proposal(config.negatives, parts.train.item_counts())  # says what is wrong before anything is touched
-    if folder is not None:
-        _clear(folder, resume)
+    with ExitStack() as held:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(alone_in(folder))
+            _check_folder(folder, resume, overwrite)  # again: another run may have just finished
+            _clear(folder, resume)
 
-    say(
-        f"{len(parts.train):,} pairs to train on, {len(parts.validation):,} for validation, "
-        f"{len(parts.test):,} for the test; {data.n_items:,} items."
-    )
-    started = time.monotonic()
-    model = build(parts, config)
-    say(_memory(model, config, data.n_items))
-    known = parts.train.known()
-    counters = fit(
-        model,
-        parts.train.users,
-        parts.train.items,
-        known,
-        parts.train.item_counts(),
-        config,
-        validate=validator(model, parts.validation, known, config.metric),
-        folder=folder,
-        data={"data": data.fingerprint(), "test": parts.test.fingerprint(), "split": split_by},
-        resume=resume and folder is not None and has_checkpoint(folder),
-        checkpoint_seconds=checkpoint_seconds,
-        watch=watch,
-    )
-    retriever = _retriever(model, config, data, parts.seen)
-    say(
-        f"Best epoch {counters.best_epoch + 1} of {counters.epoch}; ranking all {data.n_items:,} items for the test."
-    )
-    seconds = round(time.monotonic() - started, 1)
-    if folder is not None:
-        retriever.save(folder)
-    metrics = measure(retriever, parts, counters) | {
-        "train_seconds": seconds,
-        "reading": data.reading.to_dict(),
-    }
-    metrics |= {"n_users": data.n_users, "n_items": data.n_items}
-    if folder is not None:
-        write_json(folder / METRICS, metrics)
-        (folder / CHECKPOINT).unlink(missing_ok=True)
-    return Trained(retriever, metrics)
+        say(
+            f"{len(parts.train):,} pairs to train on, {len(parts.validation):,} for validation, "
+            f"{len(parts.test):,} for the test; {data.n_items:,} items."
+        )
+        started = time.monotonic()
+        model = build(parts, config)
+        say(_memory(model, config, data.n_items))
+        known = parts.train.known()
+        counters = fit(
+            model,
+            parts.train.users,
+            parts.train.items,
+            known,
+            parts.train.item_counts(),
+            config,
+            validate=validator(model, parts.validation, known, config.metric),
+            folder=folder,
+            data={"data": data.fingerprint(), "test": parts.test.fingerprint(), "split": split_by},
+            resume=resume and folder is not None and has_checkpoint(folder),
+            checkpoint_seconds=checkpoint_seconds,
+            watch=watch,
+        )
+        retriever = _retriever(model, config, data, parts.seen)
+        say(
+            f"Best epoch {counters.best_epoch + 1} of {counters.epoch}; ranking all {data.n_items:,} items for the test."
+        )
+        seconds = round(time.monotonic() - started, 1)
+        if folder is not None:
+            retriever.save(folder)
+        metrics = measure(retriever, parts, counters) | {
+            "train_seconds": seconds,
+            "reading": data.reading.to_dict(),
+        }
+        metrics |= {"n_users": data.n_users, "n_items": data.n_items}
+        if folder is not None:
+            write_json(folder / METRICS, metrics)
+            (folder / CHECKPOINT).unlink(missing_ok=True)
+        return Trained(retriever, metrics)
 
 
 def partition(data: Interactions, test: Interactions | None, config: TrainConfig, split_by: str) -> Parts:
@@ -245,8 +250,7 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
 
 
 def _clear(folder: Path, resume: bool) -> None:
-    """Make the folder; remove what an earlier run left, or, to resume, only its half-written files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Remove what an earlier run left, or, to resume, only its half-written files."""
     for path in folder.iterdir():
         if not resume or _left_behind(path):
             path.unlink()

@@ -264,6 +264,21 @@ def test_resuming_with_other_settings_or_data_is_refused_by_name(tmp_path: Path)
         train(data, config=SMALL, out=tmp_path / "m", resume=True)
 
 
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    folder, data = tmp_path / "m", planted.interactions()
+    refused = []
+
+    def second(_: str) -> None:
+        if not refused:
+            with pytest.raises(FileExistsError, match="Another run") as caught:
+                train(data, config=SMALL, out=folder, overwrite=True)
+            refused.append(caught)
+
+    train(data, config=SMALL, out=folder, say=second)
+    assert refused
+    train(data, config=SMALL, out=folder, overwrite=True)  # the first has let go
+
+
 def test_a_folder_that_holds_something_is_not_touched(tmp_path: Path) -> None:
     data = planted.interactions()
     train(data, config=SMALL, out=tmp_path / "m")
