@@ -264,6 +264,6 @@ def _left_behind(path: Path) -> bool:
 def _memory(model: Model, config: TrainConfig, n_items: int) -> str:
     """What the run will hold, said before it starts: tables, best weights, optimiser, chunk, item vectors."""
     tables = sum(p.numel() * p.element_size() for p in model.parameters())
-    moments = tables if config.optimizer == "adam" else tables // config.dim
+    moments = tables // config.dim * (2 if config.optimizer == "adam" else 1)
     total = 2 * tables + moments + n_items * config.dim * 4 + (64 << 20)
     return f"Memory: about {total / 2**20:,.0f} MiB for weights (twice: the best epoch is kept), optimiser and buffers."
