@@ -48,10 +48,6 @@ def command(
     batch: Annotated[
         int | None, typer.Option(help="Users (queries) a step, with all their items; 0 chooses.")
     ] = None,
-    history: Annotated[
-        float | None,
-        typer.Option(help="A user's weight is its number of items to this power: 1 counts items, 0 users."),
-    ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate at the start.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="adagrad or adam, both row-wise.")] = None,
     similarity: Annotated[str | None, typer.Option(help="cosine or dot.")] = None,
@@ -89,8 +85,8 @@ def command(
             "Give a PATH to train on, or --demo; not both." if demo else "Give a PATH to train on, or --demo."
         )
     changes = {
-        "negatives": negatives, "candidates": candidates, "dim": dim, "epochs": epochs, "batch": batch,
-        "history": history, "lr": lr, "optimizer": optimizer, "similarity": similarity, "temperature": temperature,
+        "negatives": negatives, "candidates": candidates, "dim": dim, "epochs": epochs, "batch": batch, "lr": lr,
+        "optimizer": optimizer, "similarity": similarity, "temperature": temperature,
         "learn_temperature": learn_temperature, "patience": patience, "metric": metric, "seed": seed,
     }  # fmt: skip
     folder = out or Path("runs") / ("demo" if demo else _stem(data or []))

@@ -27,7 +27,6 @@ class TrainConfig:
         dim: length of the vectors.
         epochs: passes over the data at most.
         batch: queries a step, each with all its positives; 0 takes a hundredth of them, from 8 to 256.
-        history: a pair of a query with n pairs weighs `n^(history - 1)`: 1 counts every pair alike, 0 every query.
         lr: learning rate at the start.
         optimizer: "adagrad" (row-wise Adagrad) or "adam" (row-wise Adam).
         decay: share of the learning rate that is left at the last epoch, falling along a cosine.
@@ -47,11 +46,10 @@ class TrainConfig:
 
     model: Model = "mf"
     negatives: str = "uniform"
-    candidates: int = 1024
+    candidates: int = 4096
     dim: int = 64
     epochs: int = 60
     batch: int = 0
-    history: float = 0.5
     lr: float = 0.01
     optimizer: Literal["adagrad", "adam"] = "adam"
     decay: float = 0.02
@@ -91,8 +89,6 @@ class TrainConfig:
         for name in ("batch", "patience", "seed"):
             if not 0 <= getattr(self, name) < LARGEST_SEED:
                 raise ValueError(f"{name} must lie in [0, {LARGEST_SEED}), got {getattr(self, name)}.")
-        if not 0 <= self.history <= 1:
-            raise ValueError(f"history must lie in [0, 1], got {self.history}.")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {self.decay}.")
         if not 0 < self.validation < 1:
@@ -139,10 +135,10 @@ DEFAULTS: dict[str, TrainConfig] = {
     "text": TrainConfig(
         model="text",
         negatives="in-batch",
+        candidates=1024,
         dim=256,
         epochs=3,
         batch=1024,
-        history=1.0,
         lr=0.1,
         optimizer="adagrad",
         decay=1.0,

@@ -125,9 +125,9 @@ def fit(
 
     Each step takes a batch of queries of a shuffled epoch with all their positives, draws candidates that
     the batch shares, masks the ones a query is known to want, and moves the rows it touched. The positives
-    of a query share its sum over candidates, so a query with many costs little more than one. A pair of
-    query u weighs `n_u^(config.history - 1)`, n_u its number of pairs. After each epoch `validate` scores the
-    model; the run stops once `config.patience` scores in a row brought nothing better.
+    of a query share its sum over candidates, so a query with many costs little more than one. After each
+    epoch `validate` scores the model; the run stops once `config.patience` scores in a row brought nothing
+    better.
 
     Args:
         model: changed in place; its encoder is an `Encoder`.
@@ -273,7 +273,6 @@ class _Run:
         candidates = vectors[place[len(items) :]]
         scale = self.model.log_scale.exp()
         hits = context.hits(draws.ids)
-        weight = pairs.counts.to(torch.float32) ** (self.config.history - 1)
         loss = fused_sampled_softmax(
             (queries[owner] * vectors[place[: len(items)]]).sum(1) * scale,
             queries,
@@ -282,7 +281,6 @@ class _Run:
             scale=scale,
             owner=owner,
             hits=hits,
-            weight=weight[owner],
         )
         value = float(loss.detach())
         if not math.isfinite(value):
