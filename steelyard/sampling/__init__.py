@@ -1,31 +1,88 @@
 """Choosing k of n with known probabilities."""
 
 from steelyard.sampling.alias import AliasTable
+from steelyard.sampling.combinatorial import (
+    derandomize,
+    expected_cardinality_gap,
+    expected_conflicts,
+    expected_minimum,
+    expected_uncovered,
+    poisson_binomial,
+)
 from steelyard.sampling.conditional_poisson import (
     conditional_poisson,
     conditional_poisson_inclusion,
     conditional_poisson_joint,
     conditional_poisson_weights,
 )
+from steelyard.sampling.frames import FrameSampler, frame_sampler_loss, frame_values, select_frames
+from steelyard.sampling.graph_sampling import (
+    EdgeSampler,
+    Inclusion,
+    NodeSampler,
+    WalkSampler,
+    aggregate,
+    count_inclusion,
+    induced_subgraph,
+)
+from steelyard.sampling.imputation import knn_sampler, pool_imputations
 from steelyard.sampling.pivotal import pivotal
 from steelyard.sampling.poisson import poisson, proportional_inclusion
 from steelyard.sampling.reservoir import Reservoir
+from steelyard.sampling.soft_projection import (
+    SoftProjection,
+    match_points,
+    nearest_neighbours,
+    simplification_loss,
+    soft_projection,
+)
+from steelyard.sampling.statistical_top_k import statistical_threshold, statistical_top_k
+from steelyard.sampling.subspace import SubspaceAdam, draw_subspace, subspace_overlap
 from steelyard.sampling.successive import without_replacement
 from steelyard.sampling.systematic import systematic
 from steelyard.sampling.totals import hajek, horvitz_thompson
 
 __all__ = [
     "AliasTable",
+    "EdgeSampler",
+    "FrameSampler",
+    "Inclusion",
+    "NodeSampler",
     "Reservoir",
+    "SoftProjection",
+    "SubspaceAdam",
+    "WalkSampler",
+    "aggregate",
     "conditional_poisson",
     "conditional_poisson_inclusion",
     "conditional_poisson_joint",
     "conditional_poisson_weights",
+    "count_inclusion",
+    "derandomize",
+    "draw_subspace",
+    "expected_cardinality_gap",
+    "expected_conflicts",
+    "expected_minimum",
+    "expected_uncovered",
+    "frame_sampler_loss",
+    "frame_values",
     "hajek",
     "horvitz_thompson",
+    "induced_subgraph",
+    "knn_sampler",
+    "match_points",
+    "nearest_neighbours",
     "pivotal",
     "poisson",
+    "poisson_binomial",
+    "pool_imputations",
     "proportional_inclusion",
+    "select_frames",
+    "simplification_loss",
+    "soft_projection",
+    "statistical_threshold",
+    "statistical_top_k",
+    "subspace_overlap",
     "systematic",
     "without_replacement",
 ]

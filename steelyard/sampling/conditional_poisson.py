@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from steelyard.draws import Draws
-from steelyard.sampling.poisson import as_rows, look_up
-from steelyard.sampling.poisson_binomial import (
+from steelyard.sampling.binomial_sums import (
     alive_values,
     coins,
     inclusion_by_fourier,
@@ -22,6 +21,7 @@ from steelyard.sampling.poisson_binomial import (
     tilt,
     variance,
 )
+from steelyard.sampling.poisson import as_rows, look_up
 from steelyard.sampling.successive import GOLDEN, draw_seeds, hash_id, inlined, mix, njit
 
 _SMALL_VARIANCE = 16.0

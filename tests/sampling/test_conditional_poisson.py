@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from steelyard.sampling.binomial_sums import coins, inclusion_by_fourier, inclusion_by_series, tilt
 from steelyard.sampling.conditional_poisson import (
     conditional_poisson,
     conditional_poisson_inclusion,
     conditional_poisson_joint,
     conditional_poisson_weights,
 )
-from steelyard.sampling.poisson_binomial import coins, inclusion_by_fourier, inclusion_by_series, tilt
 from tests.statistical import assert_unbiased
 
 INF = math.inf
