@@ -57,7 +57,7 @@ class Draws:
             raise TypeError(f"Draws.log_expected must be floating point, got {self.log_expected.dtype}.")
         if self.ids.ndim == 0:
             raise ValueError("Draws.ids needs a dimension of draws, got a single number.")
-        if bool(self.log_expected.isnan().any()):
+        if self.log_expected.numel() and bool(self.log_expected.amax().isnan()):  # a maximum keeps NaN
             raise ValueError(
                 "log_expected has NaN. Mark an empty slot with +inf and a candidate never drawn with -inf."
             )

@@ -25,9 +25,11 @@ from steelyard.sampling.graph_sampling import (
     count_inclusion,
     induced_subgraph,
 )
+from steelyard.sampling.hilbert import hilbert_order
 from steelyard.sampling.imputation import knn_sampler, pool_imputations
 from steelyard.sampling.pivotal import pivotal
 from steelyard.sampling.poisson import poisson, proportional_inclusion
+from steelyard.sampling.resampling import resample
 from steelyard.sampling.reservoir import Reservoir
 from steelyard.sampling.soft_projection import (
     SoftProjection,
@@ -67,6 +69,7 @@ __all__ = [
     "frame_sampler_loss",
     "frame_values",
     "hajek",
+    "hilbert_order",
     "horvitz_thompson",
     "induced_subgraph",
     "knn_sampler",
@@ -77,6 +80,7 @@ __all__ = [
     "poisson_binomial",
     "pool_imputations",
     "proportional_inclusion",
+    "resample",
     "select_frames",
     "simplification_loss",
     "soft_projection",

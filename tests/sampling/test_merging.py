@@ -9,11 +9,13 @@ import torch
 
 from steelyard import Draws
 from steelyard.sampling import (
+    AliasTable,
     Reservoir,
     conditional_poisson,
     pivotal,
     poisson,
     proportional_inclusion,
+    resample,
     systematic,
     without_replacement,
 )
@@ -29,12 +31,6 @@ def certain(g: torch.Generator) -> Draws:  # noqa: ARG001
     taken = torch.tensor([6, 1]).expand(RUNS, 2)
     zero, never = torch.zeros((), dtype=torch.float64), torch.tensor(-math.inf, dtype=torch.float64)
     return Draws(taken, zero, lambda ids: torch.where((ids == 6) | (ids == 1), zero, never))
-
-
-def with_replacement(g: torch.Generator) -> Draws:
-    log_q = LOG_P.log_softmax(0) + math.log(3)
-    ids = torch.multinomial(LOG_P.softmax(0).expand(RUNS, N), 3, replacement=True, generator=g)
-    return Draws(ids, log_q[ids], lambda asked: log_q[asked])
 
 
 def reservoirs(g: torch.Generator) -> Draws:
@@ -56,7 +52,10 @@ def reservoirs(g: torch.Generator) -> Draws:
 
 DESIGNS: dict[str, Callable[[torch.Generator], Draws]] = {
     "certain": certain,
-    "with replacement": with_replacement,
+    "alias": lambda g: AliasTable(LOG_P.exp()).draws((RUNS, 3), generator=g),
+    "multinomial": lambda g: resample(LOG_P.expand(RUNS, N), 3, scheme="multinomial", generator=g),
+    "resampled": lambda g: resample(LOG_P.expand(RUNS, N), 4, scheme="systematic", generator=g),
+    "ssp": lambda g: resample(LOG_P.expand(RUNS, N), 4, scheme="ssp", generator=g),
     "successive": lambda g: without_replacement(LOG_P.expand(RUNS, N), 3, generator=g),
     "poisson": lambda g: poisson(LOG_P.expand(RUNS, N), 3.4, generator=g),
     "conditional poisson": lambda g: conditional_poisson(LOG_P.expand(RUNS, N), 3, generator=g),
