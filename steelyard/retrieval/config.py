@@ -30,6 +30,7 @@ class TrainConfig:
         lr: learning rate at the start.
         optimizer: "adagrad" (row-wise Adagrad) or "adam" (row-wise Adam).
         decay: share of the learning rate that is left at the last epoch, falling along a cosine.
+        dropout: share of a query vector's entries that each step leaves out.
         similarity: "cosine" or "dot".
         temperature: scores are similarities divided by it.
         learn_temperature: train the temperature too.
@@ -48,11 +49,12 @@ class TrainConfig:
     negatives: str = "uniform"
     candidates: int = 4096
     dim: int = 64
-    epochs: int = 60
+    epochs: int = 120
     batch: int = 0
     lr: float = 0.01
     optimizer: Literal["adagrad", "adam"] = "adam"
     decay: float = 0.02
+    dropout: float = 0.1
     similarity: Similarity = "cosine"
     temperature: float = 0.09
     learn_temperature: bool = False
@@ -91,6 +93,8 @@ class TrainConfig:
                 raise ValueError(f"{name} must lie in [0, {LARGEST_SEED}), got {getattr(self, name)}.")
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {self.decay}.")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
         if not 0 < self.validation < 1:
             raise ValueError(f"validation must lie strictly between 0 and 1, got {self.validation}.")
 
@@ -122,7 +126,7 @@ class TrainConfig:
         return self.batch or min(max(n_queries // 100, 8), 256)
 
     def generator(self, purpose: int) -> torch.Generator:
-        """A generator of the seed's own for each purpose: 1 initial weights, 2 candidates, 1000 + e the order of epoch e."""
+        """A generator of the seed's own for each purpose: 1 initial weights, 2 candidates and dropout, 1000 + e the order of epoch e."""
         return torch.Generator().manual_seed(self.seed * 1_000_003 + purpose)
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,6 +146,7 @@ DEFAULTS: dict[str, TrainConfig] = {
         lr=0.1,
         optimizer="adagrad",
         decay=1.0,
+        dropout=0.0,
         temperature=0.05,
         metric="ndcg@10",
         validation_users=1024,

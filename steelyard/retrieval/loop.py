@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from steelyard.losses import fused_sampled_softmax
@@ -269,7 +270,7 @@ class _Run:
         draws = self.proposal.sample(context, self.config.candidates, generator=self.generator)
         # Positives and draws repeat: each item is encoded once.
         distinct, place = torch.unique(torch.cat([items, draws.ids]), return_inverse=True)
-        queries, vectors = encoder.queries(users), encoder.items(distinct)
+        queries, vectors = self.drop_out(encoder.queries(users)), encoder.items(distinct)
         candidates = vectors[place[len(items) :]]
         scale = self.model.log_scale.exp()
         hits = context.hits(draws.ids)
@@ -300,6 +301,16 @@ class _Run:
             log_weight[hits[0][inside], hits[1][inside]] = -math.inf
             ess = float(effective_sample_size(log_weight).mean()) if len(draws.ids) else 0.0
             self.tell(value, ess, len(draws.ids))
+
+    def drop_out(self, queries: Tensor) -> Tensor:
+        """Leave out entries of the query vectors, and give back their length (cosine) or their mean (dot)."""
+        share = self.config.dropout
+        if share == 0:
+            return queries
+        kept = torch.rand(queries.shape, generator=self.generator) >= share
+        if self.config.similarity == "cosine":
+            return functional.normalize(queries * kept, dim=-1)
+        return queries * kept / (1 - share)
 
     def descend(self, loss: Tensor) -> None:
         total = self.config.epochs * self.steps_per_epoch
