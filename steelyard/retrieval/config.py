@@ -58,7 +58,7 @@ class TrainConfig:
     similarity: Similarity = "cosine"
     temperature: float = 0.09
     learn_temperature: bool = False
-    patience: int = 10
+    patience: int = 30
     metric: str = "ndcg@20"
     validation: float = 0.1
     validation_users: int = 4096
@@ -148,6 +148,7 @@ DEFAULTS: dict[str, TrainConfig] = {
         decay=1.0,
         dropout=0.0,
         temperature=0.05,
+        patience=10,
         metric="ndcg@10",
         validation_users=1024,
     ),
