@@ -21,6 +21,8 @@ LEDGER = REPO / "docs" / "methods.md"
 NOT_METHODS = {
     "steelyard.negatives.PROPOSALS",
     "steelyard.negatives.Context",
+    "steelyard.negatives.Filter",
+    "steelyard.negatives.Mined",
     "steelyard.negatives.proposal",
     "steelyard.evaluation.PopularitySlice",
     "steelyard.evaluation.RankingMetrics",

@@ -9,12 +9,43 @@ from torch import Tensor
 from steelyard.draws import Proposal
 from steelyard.negatives.context import Context
 from steelyard.negatives.everything import Everything
+from steelyard.negatives.filters import (
+    AbsoluteMargin,
+    Duplicates,
+    Filter,
+    GuideModel,
+    KnownPositives,
+    Mined,
+    PercentageOfPositive,
+    RankWindow,
+    ScoreRange,
+    apply_filters,
+)
 from steelyard.negatives.in_batch import InBatch
 from steelyard.negatives.mixture import Mixture
 from steelyard.negatives.popularity import Popularity
 from steelyard.negatives.uniform import Uniform
 
-__all__ = ["PROPOSALS", "Context", "Everything", "InBatch", "Mixture", "Popularity", "Uniform", "proposal"]
+__all__ = [
+    "PROPOSALS",
+    "AbsoluteMargin",
+    "Context",
+    "Duplicates",
+    "Everything",
+    "Filter",
+    "GuideModel",
+    "InBatch",
+    "KnownPositives",
+    "Mined",
+    "Mixture",
+    "PercentageOfPositive",
+    "Popularity",
+    "RankWindow",
+    "ScoreRange",
+    "Uniform",
+    "apply_filters",
+    "proposal",
+]
 
 PROPOSALS: dict[str, Callable[[Tensor, float | None, int | None], Proposal]] = {
     "uniform": lambda counts, _, __: Uniform(len(counts)),

@@ -1,6 +1,6 @@
 """False-negative rules: which mined candidates are too likely relevant, or too easy, to be negatives.
 
-A mined table goes through a chain of small filters, and `apply` says what each of them removed.
+A mined table goes through a chain of small filters, and `apply_filters` says what each of them removed.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Filter(Protocol):
 
     @property
     def name(self) -> str:
-        """What `apply` counts under."""
+        """What `apply_filters` counts under."""
 
     def __call__(self, mined: Mined) -> Tensor:
         """The rule's answer, bool, (B, n), True where the candidate is kept."""
 
 
-def apply(filters: Sequence[Filter], mined: Mined) -> tuple[Tensor, dict[str, int]]:
+def apply_filters(filters: Sequence[Filter], mined: Mined) -> tuple[Tensor, dict[str, int]]:
     """Run mined candidates through a chain of filters and count what each removes.
 
         keep = occupied and filter_1 and ... and filter_k
@@ -143,10 +143,11 @@ class RankWindow:
     range_max: int | None = None
 
     def __post_init__(self) -> None:
-        for rank in (self.range_min, 0 if self.range_max is None else self.range_max):
+        end = self.range_min + 1 if self.range_max is None else self.range_max
+        for rank in (self.range_min, end):
             if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
                 raise TypeError(f"range_min and range_max must be integers, got {rank!r}.")
-        if self.range_min < 0 or (self.range_max is not None and self.range_max <= self.range_min):
+        if not 0 <= self.range_min < end:
             raise ValueError(
                 f"The window wants 0 <= range_min < range_max, got {self.range_min} and {self.range_max}."
             )
@@ -154,10 +155,8 @@ class RankWindow:
     def __call__(self, mined: Mined) -> Tensor:
         """The keep mask, bool, (B, n)."""
         rank = torch.arange(mined.ids.shape[1], device=mined.ids.device)
-        keep = rank >= self.range_min
-        if self.range_max is not None:
-            keep = keep & (rank < self.range_max)
-        return keep.expand(mined.ids.shape)
+        end = len(rank) if self.range_max is None else self.range_max
+        return ((rank >= self.range_min) & (rank < end)).expand(mined.ids.shape)
 
 
 @dataclass(frozen=True)
