@@ -22,8 +22,12 @@ from steelyard.negatives.filters import (
     apply_filters,
 )
 from steelyard.negatives.in_batch import InBatch
+from steelyard.negatives.log_uniform import LogUniform
 from steelyard.negatives.mixture import Mixture
 from steelyard.negatives.popularity import Popularity
+from steelyard.negatives.queue import Queue
+from steelyard.negatives.streaming import StreamingFrequency
+from steelyard.negatives.top_k import SimANS, TopK, simans_weights
 from steelyard.negatives.uniform import Uniform
 
 __all__ = [
@@ -36,15 +40,21 @@ __all__ = [
     "GuideModel",
     "InBatch",
     "KnownPositives",
+    "LogUniform",
     "Mined",
     "Mixture",
     "PercentageOfPositive",
     "Popularity",
+    "Queue",
     "RankWindow",
     "ScoreRange",
+    "SimANS",
+    "StreamingFrequency",
+    "TopK",
     "Uniform",
     "apply_filters",
     "proposal",
+    "simans_weights",
 ]
 
 PROPOSALS: dict[str, Callable[[Tensor, float | None, int | None], Proposal]] = {

@@ -76,7 +76,7 @@ class TopK:
         Raises:
             TypeError: `n` is not an integer; scores or ids of another dtype.
             ValueError: an `n` between 1 and k - 1, scores or ids of another shape, NaN scores, ids outside
-                the catalogue or twice in a row.
+                the catalogue or twice in a row, positives or known items outside the catalogue.
         """
         check_number(n)
         if n == 0:
@@ -84,7 +84,7 @@ class TopK:
             return Draws(nothing.long(), nothing, lambda asked: torch.full(asked.shape, -math.inf))
         if n < self.k:
             raise ValueError(f"n must be 0 or at least k={self.k}, the items taken with certainty, got {n}.")
-        known = _known(context)
+        known = _known(context, self.n_items)
         best = self._best(context, known)
         taken = _join(known, best)
         left = self.n_items - taken.counts.unsqueeze(1)
@@ -148,7 +148,7 @@ def simans_weights(scores: Tensor, positive: Tensor, a: float = 1.0, b: float = 
 
     Reference:
         Zhou et al. (2022), SimANS: simple ambiguous negatives sampling for dense text retrieval, EMNLP
-        industry track, arXiv 2210.11773, section 4.
+        industry track, arXiv 2210.11773. Its code has exp(-3 |s_i - s_pos|); this is the paper's form.
     """
     scores, positive = torch.as_tensor(scores).detach(), torch.as_tensor(positive).detach()
     if not scores.is_floating_point():
@@ -222,16 +222,15 @@ class SimANS:
         Raises:
             TypeError: `n` is not an integer, or scores that are not floating point.
             ValueError: a negative `n`; queries with many positives; scores of another shape, NaN or +inf, or
-                not finite at a positive.
+                not finite at a positive; positives or known items outside the catalogue.
         """
         check_number(n)
         if context.owner is not None:
             raise ValueError("SimANS compares with one positive a query; give a context without owner.")
         scores = _scores(self.score, context, self.n_items)
-        if not bool(inside(context.positives, self.n_items).all()):
-            raise ValueError(f"positives must lie in [0, {self.n_items}), the catalogue that is scored.")
+        known = _known(context, self.n_items)
         positive = scores.gather(1, context.positives.unsqueeze(1)).squeeze(1)
-        best, score = _best_of(scores, _known(context), self.k)
+        best, score = _best_of(scores, known, self.k)
         # Ascending ids, so that a candidate is found by a binary search; nothing lies past the catalogue.
         candidates, order = best.masked_fill(best < 0, self.n_items).sort(1)
         score = score.masked_fill(best < 0, -math.inf).gather(1, order)
@@ -249,14 +248,18 @@ class SimANS:
         return Draws(ids, draws.log_expected.float(), design)
 
 
-def _known(context: Context) -> Ragged:
-    """What each query is known to want, its positive included."""
+def _known(context: Context, n_items: int) -> Ragged:
+    """What each query is known to want, its positive included; refused outside the catalogue."""
     rows, values = torch.arange(len(context)), context.positives
     if context.owner is not None:
         rows = context.owner
     if context.known is not None:
         rows = torch.cat([rows, context.known.row_index()])
         values = torch.cat([values, context.known.values])
+    if not bool(inside(values, n_items).all()):
+        raise ValueError(
+            f"positives and known must lie in [0, {n_items}), got {int(values.min())} to {int(values.max())}."
+        )
     return Ragged.from_pairs(rows, values, len(context))
 
 
@@ -288,9 +291,7 @@ def _scores(score: Callable[[Context], Tensor], context: Context, n_items: int) 
 
 def _best_of(scores: Tensor, known: Ragged, k: int) -> tuple[Tensor, Tensor]:
     """The k best items of each row that are not known, (B, k) ids, -1 in an empty slot, and their scores."""
-    rows, items = known.row_index(), known.values
-    inner = items < scores.shape[1]
     masked = scores.clone()
-    masked[rows[inner], items[inner]] = -math.inf
+    masked[known.row_index(), known.values] = -math.inf
     score, best = masked.topk(k, 1)
     return best.masked_fill(_among(known, best), -1), score

@@ -220,7 +220,7 @@ def test_json_that_is_nested_deeply_or_holds_nan_is_refused(ids_folder: Path, tm
     folder = copied(ids_folder, tmp_path)
     path = folder / "config.json"
     whole = path.read_text()
-    for text in ("[" * 200_000, '{"a":' * 200_000, whole.replace('"lr": 0.05', '"lr": NaN')):
+    for text in ("[" * 200_000, '{"a":' * 200_000, whole.replace('"lr": 0.01', '"lr": NaN')):
         assert text != whole
         path.write_text(text)
         with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
