@@ -43,6 +43,7 @@ class AliasTable:
         weights: (n,), non-negative and finite, not all zero; need not sum to one. At most 2^32 of them.
 
     Raises:
+        TypeError: complex weights.
         ValueError: not one-dimensional, empty, negative, NaN or infinite weights, all zero, or too many.
 
     Reference:
@@ -53,7 +54,15 @@ class AliasTable:
     """
 
     def __init__(self, weights: ArrayLike | Tensor) -> None:
-        w = np.asarray(weights, dtype=np.float64)
+        if isinstance(weights, Tensor):
+            weights = weights.detach().cpu()
+            if weights.is_complex():
+                raise TypeError(f"Weights must be real, got {weights.dtype}.")
+            weights = weights.double()
+        w = np.asarray(weights)
+        if np.iscomplexobj(w):
+            raise TypeError(f"Weights must be real, got {w.dtype}.")
+        w = w.astype(np.float64, copy=False)
         if w.ndim != 1 or len(w) == 0:
             raise ValueError(f"AliasTable wants a non-empty vector of weights, got shape {w.shape}.")
         if len(w) > _LARGEST:

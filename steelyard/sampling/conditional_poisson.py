@@ -128,7 +128,9 @@ def conditional_poisson_joint(log_w: Tensor, k: int, ids: Tensor | None = None) 
         raise ValueError(
             f"Joint probabilities want one vector of log-weights, got shape {(*lead, len(rows[0]))}."
         )
-    ids = torch.arange(rows.shape[1]) if ids is None else ids
+    ids = torch.arange(rows.shape[1]) if ids is None else torch.as_tensor(ids, dtype=torch.int64)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows.shape[1]:
+        raise ValueError(f"ids must lie in [0, {rows.shape[1]}), got {int(ids.min())} to {int(ids.max())}.")
     single = _inclusion(rows, k)[0].exp()[ids]
     w = rows[0].double().numpy()
     alive = np.isfinite(w)
@@ -175,6 +177,8 @@ def conditional_poisson_weights(inclusion: Tensor) -> Tensor:
         raise ValueError("Inclusion probabilities must lie in [0, 1].")
     sums = pi.sum(-1)
     k = round(float(sums[0])) if len(sums) else 0
+    if pi.numel() == 0 and not bool((sums != 0).any()):
+        return pi.reshape(*lead, rows.shape[1])
     if not bool(((sums - k).abs() <= 1e-6 * max(k, 1)).all()):
         raise ValueError(f"Every row must sum to the same integer, got sums {sums.tolist()[:5]}.")
     want = pi.logit()

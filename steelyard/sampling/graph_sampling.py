@@ -245,7 +245,14 @@ def induced_subgraph(graph: Ragged, nodes: Tensor) -> Subgraph:
     Args:
         graph: neighbours of each node.
         nodes: int64, (s,), repeats counting once.
+
+    Raises:
+        ValueError: a node outside the graph.
     """
+    if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < len(graph):
+        raise ValueError(
+            f"nodes must lie in [0, {len(graph)}), got {int(nodes.min())} to {int(nodes.max())}."
+        )
     nodes = nodes.unique()  # type: ignore[no-untyped-call]
     counts = graph.offsets[nodes + 1] - graph.offsets[nodes]
     row = torch.repeat_interleave(torch.arange(len(nodes)), counts)

@@ -99,12 +99,15 @@ def _coordinates(x: Any, shape: tuple[int, ...]) -> Any:
     n = shape[-1]
     if points.ndim < 2 or points.shape[-2] != n or (points.ndim > 2 and points.shape[:-1] != shape):
         raise ValueError(
-            f"x must have shape ({n}, d) or {(*shape, 'd')} for inclusion of shape {shape}, got "
+            f"x must have shape ({n}, d) or ({', '.join(map(str, shape))}, d) for inclusion of shape {shape}, got "
             f"{tuple(points.shape)}."
         )
+    if points.shape[-1] == 0:
+        raise ValueError(f"Coordinates need at least one dimension, got shape {tuple(points.shape)}.")
     if not bool(points.isfinite().all()):
         raise ValueError("Coordinates have NaN or an infinite value.")
-    return points.double().reshape(-1, n, points.shape[-1]).contiguous().numpy()
+    rows = points.shape[:-2].numel()
+    return points.double().reshape(rows, n, points.shape[-1]).contiguous().numpy()
 
 
 @inlined

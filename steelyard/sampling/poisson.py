@@ -75,6 +75,8 @@ def proportional_inclusion(log_p: Tensor, expected: float) -> Tensor:
     if expected == 0 or rows.numel() == 0:
         result = torch.full_like(rows, -math.inf)
     else:
+        # Shifted first, or weights of size 1e8 and more leave the sum no digits.
+        rows = rows - rows.amax(-1, keepdim=True)
         log_c = math.log(expected) - rows.logsumexp(-1, keepdim=True)
         result = rows + log_c
         over = result.amax(-1) > 0

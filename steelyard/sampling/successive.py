@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from steelyard.draws import Draws
-from steelyard.sampling.poisson import as_rows, look_up
+from steelyard.sampling.poisson import as_rows, look_up, pack
 
 LOWEST = -np.finfo(np.float64).max
 """Below every key; -inf is not, so that a weight of zero never competes."""
@@ -66,6 +66,8 @@ def without_replacement(log_p: Tensor, k: int, *, generator: torch.Generator | N
     n, k = rows.shape[1], operator.index(k)
     if not 0 <= k <= n:
         raise ValueError(f"k must lie between 0 and the {n} candidates, got {k}.")
+    if n == 0:
+        return pack(torch.zeros(*lead, 0, dtype=torch.bool), rows.reshape(*lead, 0))
     ids = np.zeros((len(rows), k), np.int64)
     log_w = np.zeros((len(rows), k))
     found = np.zeros(len(rows), np.int64)

@@ -126,7 +126,7 @@ def _checked(
     values: Any, draws: Draws, design: str, joint: Tensor | None, population: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Values with 0 in empty slots, log expected counts, and which slots are drawn, in float64."""
-    if population is not None and population < 1:
+    if population is not None and not 1 <= population < math.inf:
         raise ValueError(f"population must be at least 1, got {population}.")
     f = torch.as_tensor(values)
     if f.is_complex():
@@ -144,6 +144,8 @@ def _checked(
                 f"joint of shape {tuple(joint.shape)} with design={design!r}: joint probabilities go with "
                 f'design="conditional_poisson" and have shape ({n}, {n}).'
             )
+    if design == "replicates" and len(draws.ids) == 0:
+        raise ValueError('design="replicates" wants at least one draw along the first dimension, got none.')
     log_expected = draws.log_expected.double()
     drawn = log_expected < math.inf
     if bool((log_expected == -math.inf).any()):
@@ -165,6 +167,11 @@ def _variance(terms: Tensor, log_expected: Tensor, drawn: Tensor, design: str, j
         return float((-torch.expm1(log_expected[drawn]) * t.square()).sum())
     if joint is not None:
         pair = joint.double()[drawn][:, drawn]
+        if not bool(((pair > 0) & (pair <= 1)).all()):
+            raise ValueError(
+                "joint must hold probabilities above 0 for candidates that were drawn together; make it with "
+                "conditional_poisson_joint(log_w, k, draws.ids)."
+            )
         product = torch.outer(pi, pi)
         return max(0.0, float(((product - pair) / pair * (t.unsqueeze(1) - t).square()).sum() / 2))
     out = -torch.expm1(log_expected[drawn])
