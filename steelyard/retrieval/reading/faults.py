@@ -54,10 +54,11 @@ def bad_bytes(path: Path) -> str | None:
                     decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:
                     line += error.object.count(b"\n", 0, error.start)
+                    marked = position == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
                     return (
                         f"{path} is not UTF-8: byte 0x{error.object[error.start]:02x} at position "
                         f"{position - pending + error.start}, line {line}. Convert it first, e.g. with "
-                        "`iconv -f latin1 -t utf-8`."
+                        f"`iconv -f {'utf-16' if marked else 'latin1'} -t utf-8`."
                     )
                 if not block:
                     return None
