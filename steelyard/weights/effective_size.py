@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from steelyard.weights.normalizing import normalize
+from steelyard.weights.normalizing import checked, normalize
 
 
 def effective_sample_size(
@@ -29,7 +29,7 @@ def effective_sample_size(
         kind: "kish", "perplexity" or "max".
 
     Returns:
-        Shape of `log_w` without `dim`, between 1 and n; 0 where every draw is dead.
+        Shape of `log_w` without `dim`, in its dtype, between 1 and n; 0 where every draw is dead.
 
     Raises:
         TypeError: `log_w` is not floating point.
@@ -41,13 +41,18 @@ def effective_sample_size(
         Effective sample size for importance sampling based on discrepancy measures, Signal Processing 131,
         arXiv 1602.03572 (perplexity and max).
     """
-    log_w = normalize(log_w, dim)
+    log_w = checked(log_w, dim)
+    dtype = log_w.dtype
+    alive = (log_w > -math.inf).any(dim, keepdim=True)
+    # In float64, since float32 sums of a million shares are off by whole draws. Rows with no draw alive are
+    # masked before the sums, not after them: the gradient of a sum over nothing is NaN.
+    log_w = normalize(log_w.double().where(alive, 0.0), dim)
     if kind == "kish":
         log_size = -torch.logsumexp(2 * log_w, dim)
     elif kind == "perplexity":
-        log_size = -torch.special.xlogy(log_w.exp(), log_w.exp()).sum(dim)
+        log_size = -(log_w.exp() * log_w.where(log_w > -math.inf, 0.0)).sum(dim)
     elif kind == "max":
         log_size = -log_w.amax(dim)
     else:
         raise ValueError(f'kind is "kish", "perplexity" or "max", got {kind!r}.')
-    return log_size.exp().where((log_w > -math.inf).any(dim), 0.0)
+    return log_size.exp().where(alive.squeeze(dim), 0.0).to(dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from steelyard.draws import Draws, Estimate, Weighted
 from steelyard.weights.effective_size import effective_sample_size
-from steelyard.weights.normalizing import checked, log_mean_exp, normalize
+from steelyard.weights.normalizing import as_given, checked, log_mean_exp, normalize
 from steelyard.weights.pareto import khat_threshold, smooth_tails
 
 
@@ -70,11 +70,12 @@ def expectation(
 
     with `W = w / sum w`. Self-normalised weights may miss a common factor; their bias and the error of their
     delta-method standard error vanish as n grows. Plain weights must be exact, `target / proposal`; then the
-    estimate is unbiased.
+    estimate is unbiased, unless a control variate is used.
 
     Control variates: f_i becomes `f_i - beta (g_i - mean of g)`, with the beta that makes the standard error
     least (least squares); each costs a degree of freedom: n - 1 becomes n - 1 - c. A constant plus a
-    multiple of g is then estimated without error where self-normalised.
+    multiple of g is then estimated without error where self-normalised. Since beta is estimated from the
+    same draws, even plain weights then have a bias, of order 1/n.
 
     Jackknife: `mu + (n - 1) mean_i (mu - mu without draw i)`, which removes the bias of order 1/n of the
     self-normalised ratio, with the jackknife's standard error.
@@ -100,9 +101,10 @@ def expectation(
         the standard error is inf; where all draws are dead, the self-normalised value is NaN. Both are doubts.
 
     Raises:
-        TypeError: log-weights are not floating point.
-        ValueError: no draws, NaN or +inf weights, values or controls that are not finite, more controls than
-            draws bear, a jackknife of plain weights, or shapes that do not broadcast.
+        TypeError: log-weights are not floating point, or complex values or controls.
+        ValueError: no draws, NaN or +inf weights, values, controls or their means that are not finite, more
+            controls than draws bear, a jackknife of plain weights, plain weights that float64 does not hold
+            (the largest of a sample), or shapes that do not broadcast.
 
     Reference:
         Owen (2013), Monte Carlo theory, methods and examples, sections 9.2 and 9.10; Vehtari et al. (2024),
@@ -168,7 +170,10 @@ def log_normalizer(
 
 def _at_draws(name: str, given: Tensor | ArrayLike, living: Tensor, dim: int) -> Tensor:
     """Values in float64 with the draws last, zero at dead draws."""
-    x = torch.as_tensor(given, device=living.device).detach().double()
+    x = as_given(given).to(living.device).detach()
+    if x.is_complex():
+        raise TypeError(f"The {name} must be real, got {x.dtype}: average real and imaginary parts apart.")
+    x = x.double()
     if x.ndim == 0:
         raise ValueError(f"The {name} want a dimension of draws, got a single number.")
     x = x.movedim(dim, -1)
@@ -187,18 +192,21 @@ def _at_draws(name: str, given: Tensor | ArrayLike, living: Tensor, dim: int) ->
 
 def _controls(given: Tensor | ArrayLike, mean: float | Tensor, living: Tensor, dim: int) -> Tensor:
     """Controls less their means, (c, ..., n), zero at dead draws."""
-    g = torch.as_tensor(given, device=living.device)
+    given = as_given(given)
+    g = given.to(living.device)
     if g.ndim > living.ndim + 1:
         raise ValueError(
             f"Controls have at most one dimension more than the weights: got {tuple(g.shape)} for "
             f"{tuple(living.shape)}."
         )
     g = _at_draws("controls", g, living, dim)
-    if torch.as_tensor(given).ndim <= living.ndim:
+    if given.ndim <= living.ndim:
         g = g.unsqueeze(0)
     means = torch.as_tensor(mean, dtype=torch.float64, device=g.device)
     if means.ndim > 1 or (means.ndim == 1 and len(means) != len(g)):
         raise ValueError(f"Give one mean, or one for each of {len(g)} controls, got {tuple(means.shape)}.")
+    if not bool(means.isfinite().all()):
+        raise ValueError(f"The means of controls must be finite, got {mean}.")
     return (g - means.view(-1, *[1] * (g.ndim - 1))).where(living, 0.0)
 
 
@@ -250,6 +258,13 @@ def _plain(f: Tensor, sample: _Sample, spare: Tensor) -> tuple[Tensor, Tensor]:
     top = _top(sample)
     term = (sample.log_w - top).exp() * f
     n, factor = sample.count.clamp(min=1), top.squeeze(-1).exp()
+    # An estimate of 0 +- 0 would pass for certain.
+    if bool(((factor < torch.finfo(factor.dtype).tiny) | (factor == math.inf)).any()):
+        raise ValueError(
+            "The largest weight of a sample is beyond float64, and so is the plain average: "
+            f"log-weights of at most {float(top.min()):.6g} to {float(top.max()):.6g}. Self-normalise, or take "
+            "the scale out of the log-weights and work with log_normalizer."
+        )
     mean = term.sum(-1) / n
     square = (term - mean.unsqueeze(-1)).square().where(sample.real, 0.0).sum(-1)
     stderr = (square / (n * spare)).sqrt().where(spare > 0, math.inf)

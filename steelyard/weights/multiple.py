@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from steelyard.draws import Draws, Weighted
+from steelyard.weights.normalizing import as_given
 
 Heuristic = Callable[[Tensor, Tensor], Tensor]
 
@@ -32,7 +33,8 @@ def balance_heuristic(log_q: Tensor, counts: Tensor | None = None) -> Tensor:
 
     Raises:
         TypeError: `log_q` is not floating point.
-        ValueError: NaN or +inf in `log_q`, no design, or counts that are negative or of another length.
+        ValueError: NaN or +inf in `log_q`, no design, or counts that are not finite, negative,
+            all zero, or of another shape.
 
     Reference:
         Veach & Guibas (1995), Optimally combining sampling techniques for Monte Carlo rendering, SIGGRAPH;
@@ -65,7 +67,11 @@ def power_heuristic(log_q: Tensor, counts: Tensor | None = None, *, beta: float 
     """
     if not 0 < beta < math.inf:
         raise ValueError(f"The exponent of the power heuristic is positive and finite, got {beta}.")
-    return _shares(beta * _expected(log_q, counts))
+    expected = _expected(log_q, counts)
+    top = expected.detach().amax(-2, keepdim=True)
+    return _shares(
+        beta * (expected - top.where(top > -math.inf, 0.0))
+    )  # shifted first, lest the product overflow
 
 
 def maximum_heuristic(log_q: Tensor, counts: Tensor | None = None) -> Tensor:
@@ -159,12 +165,12 @@ def partial_mixture(log_q: Tensor, counts: Tensor | None = None, *, groups: Tens
     if groups.shape != (designs,):
         raise ValueError(f"Give one group for each of {designs} designs, got shape {tuple(groups.shape)}.")
     n = torch.ones(designs) if counts is None else torch.as_tensor(counts)
-    n = n.to(expected)
+    n = n.to(expected.device).double()
     share = torch.full_like(expected, -math.inf)
     for group in set(groups.tolist()):
         of_group = groups == group
         part = (n[..., of_group].sum(-1) / n.sum(-1)).log()
-        share[..., of_group, :] = _shares(expected[..., of_group, :]) + part[..., None, None]
+        share[..., of_group, :] = _shares(expected[..., of_group, :]) + part[..., None, None].to(expected)
     return share
 
 
@@ -195,14 +201,14 @@ def multiple_importance(
 
     Raises:
         TypeError: `log_q` is not floating point, or `origin` not int64.
-        ValueError: NaN or +inf, shapes that do not belong together, an origin that is not the number of a
+        ValueError: no draws, NaN or +inf, shapes that do not belong together, an origin that is not the number of a
             design, or a draw of density zero under its own design.
 
     Reference:
         Veach & Guibas (1995), Optimally combining sampling techniques for Monte Carlo rendering, SIGGRAPH
         (the multi-sample estimator).
     """
-    log_p, log_q, origin = torch.as_tensor(log_p), torch.as_tensor(log_q), torch.as_tensor(origin)
+    log_p, log_q, origin = as_given(log_p), as_given(log_q), torch.as_tensor(origin)
     if origin.dtype != torch.int64:
         raise TypeError(f"The origin of draws is an int64 number of a design, got {origin.dtype}.")
     if log_q.ndim < 2 or origin.shape[-1:] != log_q.shape[-1:] or log_p.shape[-1:] != log_q.shape[-1:]:
@@ -210,6 +216,17 @@ def multiple_importance(
             f"Densities of designs are (..., J, N): got {tuple(log_q.shape)}, with a target of shape "
             f"{tuple(log_p.shape)} and an origin of shape {tuple(origin.shape)}."
         )
+    try:
+        torch.broadcast_shapes(log_p.shape[:-1], log_q.shape[:-2], origin.shape[:-1])  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise ValueError(
+            f"Leading dimensions do not broadcast: log_p {tuple(log_p.shape)}, log_q {tuple(log_q.shape)}, "
+            f"origin {tuple(origin.shape)}."
+        ) from None
+    if log_q.shape[-1] == 0:
+        raise ValueError("There is no draw to weigh.")
+    if not bool((log_p < math.inf).all()):
+        raise ValueError("The target's log-density has NaN or +inf; -inf is where it is zero.")
     designs = torch.arange(log_q.shape[-2], device=origin.device)
     mine = origin.unsqueeze(-2) == designs.unsqueeze(-1)
     if not bool(mine.any(-2).all()):
@@ -273,7 +290,7 @@ def merge_weighted(
 
 def _expected(log_q: Tensor, counts: Tensor | None) -> Tensor:
     """log (n_j q_j), checked."""
-    log_q = torch.as_tensor(log_q)
+    log_q = as_given(log_q)
     if not log_q.is_floating_point():
         raise TypeError(f"Log-densities must be floating point, got {log_q.dtype}.")
     if log_q.ndim < 2 or log_q.shape[-2] == 0:
@@ -285,9 +302,16 @@ def _expected(log_q: Tensor, counts: Tensor | None) -> Tensor:
     n = torch.as_tensor(counts, device=log_q.device)
     if n.shape[-1:] != log_q.shape[-2:-1]:
         raise ValueError(f"Give a count for each of {log_q.shape[-2]} designs, got shape {tuple(n.shape)}.")
-    if not bool((n >= 0).all()):
-        raise ValueError("Numbers of draws must not be negative or NaN.")
-    return log_q + n.to(log_q).log().unsqueeze(-1)
+    if not bool(((n >= 0) & (n < math.inf)).all()):
+        raise ValueError("Numbers of draws must be finite and not negative.")
+    if not bool((n.sum(-1) > 0).all()):
+        raise ValueError("Numbers of draws are all zero: no design drew anything.")
+    try:
+        return log_q + n.double().log().unsqueeze(-1).to(log_q)
+    except RuntimeError:
+        raise ValueError(
+            f"Counts of shape {tuple(n.shape)} do not belong to log-densities of shape {tuple(log_q.shape)}."
+        ) from None
 
 
 def _shares(log_size: Tensor) -> Tensor:

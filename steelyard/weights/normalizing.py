@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 
+def as_given(x: Tensor | ArrayLike) -> Tensor:
+    """Tensors and arrays in their own dtype; Python's floats in float64, which torch would round to float32."""
+    return torch.as_tensor(x if isinstance(x, Tensor) else np.asarray(x))
+
+
 def checked(log_w: Tensor | ArrayLike, dim: int) -> Tensor:
     """Log-weights that can be worked with, or an error that says why not."""
-    log_w = torch.as_tensor(log_w)
+    log_w = as_given(log_w)
     if not log_w.is_floating_point():
         raise TypeError(f"Log-weights must be floating point, got {log_w.dtype}.")
     if log_w.ndim == 0 or log_w.shape[dim] == 0:
@@ -56,11 +62,15 @@ def log_mean_exp(log_w: Tensor, dim: int = -1) -> Tensor:
         dim: dimension of the draws.
 
     Returns:
-        Shape of `log_w` without `dim`; -inf where every draw is dead.
+        Shape of `log_w` without `dim`, summed in float64 and returned in its dtype; -inf, with a gradient of
+        zero, where every draw is dead.
 
     Raises:
         TypeError: `log_w` is not floating point.
         ValueError: no draws, NaN or +inf.
     """
     log_w = checked(log_w, dim)
-    return log_w.logsumexp(dim) - math.log(log_w.shape[dim])
+    alive = (log_w > -math.inf).any(dim, keepdim=True)
+    # Masked before the sum, not after it: the gradient of a sum over nothing is NaN.
+    mean = log_w.double().where(alive, 0.0).logsumexp(dim) - math.log(log_w.shape[dim])
+    return mean.where(alive.squeeze(dim), -math.inf).to(log_w.dtype)

@@ -37,7 +37,7 @@ def pareto_smooth(
     share the mean of the quantiles of their ranks, so that the order of the draws changes nothing. With
     fewer than 5 draws in the tail nothing is fitted or smoothed and k-hat is +inf, "cannot be judged":
     20 draws or fewer, or nearly all dead. But where the whole tail has the same weight, or the largest
-    weight is that of more than M draws (all weights equal, say), there is no tail beyond it: nothing is
+    weight is that of more than M draws (two or more equal weights, say), there is no tail beyond it: nothing is
     smoothed and k-hat is -inf. Otherwise the results are those of ArviZ's `psislw(normalize=False)`.
 
     Time is O(S + M sqrt(M)): a selection, not a sort. Computed in float64 on the processor; carries no
@@ -55,7 +55,7 @@ def pareto_smooth(
 
     Raises:
         TypeError: `log_w` is not floating point.
-        ValueError: no draws, NaN or +inf, or an efficiency that is not positive.
+        ValueError: no draws, NaN or +inf, or an efficiency that is not positive and finite.
 
     Reference:
         Vehtari, Simpson, Gelman, Yao & Gabry (2024), Pareto smoothed importance sampling, JMLR 25(72),
@@ -85,7 +85,7 @@ def pareto_khat(log_w: Tensor | ArrayLike, dim: int = -1, *, relative_efficiency
 
     Raises:
         TypeError: `log_w` is not floating point.
-        ValueError: no draws, NaN or +inf, or an efficiency that is not positive.
+        ValueError: no draws, NaN or +inf, or an efficiency that is not positive and finite.
 
     Reference:
         Vehtari, Simpson, Gelman, Yao & Gabry (2024), Pareto smoothed importance sampling, JMLR 25(72),
@@ -120,8 +120,10 @@ def khat_threshold(n: int | Tensor) -> Tensor:
 
 def smooth_tails(rows: Tensor, counts: Tensor, relative_efficiency: float = 1.0) -> tuple[Tensor, Tensor]:
     """Pareto smoothing of rows along the last dimension, of which `counts` are draws and the rest padding."""
-    if not relative_efficiency > 0:
-        raise ValueError(f"The relative efficiency of draws is positive, got {relative_efficiency}.")
+    if not 0 < relative_efficiency < math.inf:
+        raise ValueError(
+            f"The relative efficiency of draws is positive and finite, got {relative_efficiency}."
+        )
     flat = rows.detach().cpu().reshape(-1, rows.shape[-1])
     if flat.dtype not in (torch.float32, torch.float64):
         flat = flat.float()
@@ -131,6 +133,7 @@ def smooth_tails(rows: Tensor, counts: Tensor, relative_efficiency: float = 1.0)
     source = flat.contiguous().numpy()
     out, khat = np.empty_like(source), np.empty(len(source))  # NumPy's large arrays cost fewer page faults
     _smooth_rows(source, sizes.cpu().numpy(), out, khat)
+    khat[(s <= 1).cpu().numpy()] = np.inf  # equal to itself only: that says nothing of a tail
     smoothed = torch.from_numpy(out).view(rows.shape).to(rows)
     return smoothed, torch.from_numpy(khat).view(rows.shape[:-1]).to(rows.device)
 

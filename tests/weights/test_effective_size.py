@@ -60,3 +60,20 @@ def test_any_dimension(kind) -> None:  # type: ignore[no-untyped-def]
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="perplexity"):
         effective_sample_size(torch.zeros(3), kind="entropy")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dead_draws_and_dead_rows_leave_gradients_finite(kind) -> None:  # type: ignore[no-untyped-def]
+    log_w = torch.tensor([[0.0, 1.0, -INF], [-INF, -INF, -INF]], requires_grad=True)
+    effective_sample_size(log_w, kind=kind).sum().backward()
+    assert log_w.grad is not None
+    assert bool(log_w.grad.isfinite().all())
+    assert log_w.grad[0, 0] > 0 > log_w.grad[0, 1]
+    assert log_w.grad[1].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_million_equal_float32_weights_count_exactly(kind) -> None:  # type: ignore[no-untyped-def]
+    size = effective_sample_size(torch.full((1_000_003,), 0.3), kind=kind)
+    assert size.dtype == torch.float32
+    assert float(size) == 1_000_003

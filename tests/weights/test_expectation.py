@@ -334,3 +334,28 @@ def test_empty_slots_of_draws_change_nothing() -> None:
     assert normaliser[1].value == pytest.approx(log_normalizer(short).value)
     assert normaliser[1].stderr == pytest.approx(log_normalizer(short).stderr)
     assert (normaliser[2].value, normaliser[2].stderr) == (-INF, INF)
+
+
+def test_a_plain_average_of_weights_that_float64_does_not_hold_is_refused() -> None:
+    for scale in (-1000.0, -730.0, 1000.0):
+        with pytest.raises(ValueError, match="log_normalizer"):
+            expectation(F, LOG_W + scale, self_normalized=False)
+        assert expectation(F, LOG_W + scale).value == pytest.approx(expectation(F, LOG_W).value)
+    assert expectation(F, torch.full((6,), -INF), self_normalized=False).value == 0
+
+
+def test_lists_of_python_floats_are_read_in_float64() -> None:
+    log_w = [1e8, 1e8 + 1]
+    expected = (0.1 + 0.2 * math.e) / (1 + math.e)
+    assert expectation([0.1, 0.2], log_w).value == pytest.approx(expected, rel=1e-14)
+    assert float(pareto_smooth([1e8 + 1])[0]) == 1e8 + 1
+
+
+def test_a_control_mean_that_is_not_finite_and_complex_values_are_refused() -> None:
+    for mean in (math.nan, INF, torch.tensor([-INF])):
+        with pytest.raises(ValueError, match="means of controls"):
+            expectation(F, LOG_W, control=F, control_mean=mean)
+    with pytest.raises(TypeError, match="real"):
+        expectation(F + 1j, LOG_W)
+    with pytest.raises(TypeError, match="real"):
+        expectation(F, LOG_W, control=F + 1j)

@@ -240,3 +240,36 @@ def test_bad_arguments_are_refused() -> None:
         merge_weighted([one], [])
     with pytest.raises(ValueError, match="at least one"):
         merge_weighted([], [])
+
+
+def test_targets_without_a_log_density_no_draws_and_batches_that_do_not_match_are_refused() -> None:
+    log_q, origin = Q.log(), torch.tensor([0, 1, 2, 0, 2])
+    for bad in (math.nan, INF):
+        log_p = P.log()
+        log_p[1] = bad
+        with pytest.raises(ValueError, match=r"NaN or \+inf"):
+            multiple_importance(log_p, log_q, origin)
+    with pytest.raises(ValueError, match="no draw"):
+        multiple_importance(torch.zeros(0), torch.zeros(2, 0), torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(ValueError, match="Leading dimensions"):
+        multiple_importance(P.log().expand(2, 5), log_q.expand(4, 3, 5), origin)
+    with pytest.raises(ValueError, match="do not belong"):
+        balance_heuristic(log_q.expand(4, 3, 5), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("heuristic", [*WHOLE.values(), STANDARD])
+def test_counts_that_are_infinite_or_all_zero_are_refused(heuristic: Heuristic) -> None:
+    for bad, why in (([INF, 1.0, 1.0], "finite"), ([math.nan, 1.0, 1.0], "finite"), ([0.0] * 3, "all zero")):
+        with pytest.raises(ValueError, match=why):
+            heuristic(torch.zeros(3, 2), torch.tensor(bad))
+
+
+def test_a_group_without_draws_has_no_share_and_the_others_share_it_all() -> None:
+    share = STANDARD(torch.zeros(3, 2), torch.tensor([0, 1, 3])).exp()
+    assert share.tolist() == [[0, 0], [pytest.approx(0.25)] * 2, [pytest.approx(0.75)] * 2]
+
+
+def test_the_power_heuristic_takes_log_densities_near_the_end_of_float64() -> None:
+    log_q = torch.tensor([[1e308, -1e308], [1e308, -INF]], dtype=torch.float64)
+    share = power_heuristic(log_q, beta=4).exp()
+    assert share.tolist() == [[pytest.approx(0.5), 1], [pytest.approx(0.5), 0]]

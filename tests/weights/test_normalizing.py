@@ -56,3 +56,16 @@ def test_bad_weights_are_refused(function) -> None:  # type: ignore[no-untyped-d
             function(bad)
     with pytest.raises(TypeError, match="floating"):
         function(torch.tensor([1, 2]))
+
+
+def test_the_mean_of_dead_weights_has_a_gradient_of_zero() -> None:
+    log_w = torch.tensor([[-INF, -INF], [0.0, -INF]], requires_grad=True)
+    log_mean_exp(log_w).sum().backward()
+    assert log_w.grad is not None
+    assert log_w.grad.tolist() == [[0, 0], [1, 0]]
+
+
+def test_half_precision_means_of_more_draws_than_it_can_count() -> None:
+    mean = log_mean_exp(torch.zeros(100_000, dtype=torch.float16))
+    assert mean.dtype == torch.float16
+    assert float(mean) == 0

@@ -175,7 +175,7 @@ NO_TAIL = {
     "all equal and large": (torch.full((100,), 1e8), -INF),
     "the largest is that of half": (torch.cat([torch.zeros(500), torch.full((500,), -3.0)]), -INF),
     "the largest is that of the tail": (torch.cat([torch.full((95,), 2.0), torch.arange(905) / -905]), -INF),
-    "one draw": (torch.tensor([3.0]), -INF),
+    "one draw": (torch.tensor([3.0]), INF),
     "four equal": (torch.zeros(4), -INF),
     "all dead": (torch.full((50,), -INF), INF),
     "one alive": (torch.cat([torch.zeros(1), torch.full((99,), -INF)]), INF),
@@ -222,3 +222,8 @@ def test_the_threshold_grows_with_the_number_of_draws_to_seven_tenths() -> None:
     assert float(khat_threshold(1)) == -INF
     with pytest.raises(ValueError, match="at least one"):
         khat_threshold(0)
+
+
+def test_an_infinite_efficiency_is_refused() -> None:
+    with pytest.raises(ValueError, match="positive and finite"):
+        pareto_khat(torch.zeros(100), relative_efficiency=INF)
