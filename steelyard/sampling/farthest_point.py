@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -40,14 +41,17 @@ def farthest_point(
 
     Raises:
         ValueError: not two-dimensional, not finite, k outside 1 to n or `first` outside 0 to n - 1.
+        TypeError: k or `first` is no integer.
 
     Reference:
         Gonzalez (1985), Clustering to minimize the maximum intercluster distance, Theoretical Computer
         Science 38. The heap of outdated bounds is ours.
     """
+    k = operator.index(k)
     rows = centered_rows(x, k)
     if first is None:
         first = int(torch.randint(len(rows), (1,), generator=generator))
+    first = operator.index(first)
     if not 0 <= first < len(rows):
         raise ValueError(f"first must be a row number from 0 to {len(rows) - 1}, got {first}.")
     return torch.from_numpy(_traverse(rows, k, first))

@@ -121,7 +121,7 @@ def kernel_thinning(
     delta: float = 0.5,
     swap: bool = True,
     unique: bool = False,
-    mean: Tensor | None = None,
+    mean: ArrayLike | Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Halve the rows m times so that the kernel mean of those kept stays near that of all.
@@ -162,7 +162,7 @@ def kernel_thinning(
 
     Raises:
         ValueError: not two-dimensional, empty, not finite, m outside 0 to log2(n), delta or alpha out of range,
-            a mean of another shape, or a named split of a kernel that has no `power`.
+            a mean of another shape or not finite, kernel values not finite, or a named split of a kernel that has no `power`.
 
     Reference:
         Dwivedi & Mackey (2024), Kernel thinning, JMLR 25, arXiv 2105.05842 (root); Dwivedi & Mackey (2022),
@@ -176,13 +176,17 @@ def kernel_thinning(
         )
     if not 0 < delta < 1:
         raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}.")
-    if mean is not None and mean.shape != (n,):
-        raise ValueError(f"mean must have one value for each of {n} rows, got shape {tuple(mean.shape)}.")
+    target = None if mean is None else torch.as_tensor(mean).detach().cpu().double()
+    if target is not None and target.shape != (n,):
+        raise ValueError(f"mean must have one value for each of {n} rows, got shape {tuple(target.shape)}.")
+    if target is not None and not bool(target.isfinite().all()):
+        raise ValueError(f"mean must be finite; look at row {int((~target.isfinite()).nonzero()[0])}.")
     if m == 0:
         return torch.arange(n)
     splitter = _splitter(kernel, split, alpha, rows.shape[1])
-    sums = torch.zeros(n, dtype=torch.float64) if swap and mean is None else None
+    sums = torch.zeros(n, dtype=torch.float64) if swap and target is None else None
     shared = sums if splitter is kernel and n % 2**m == 0 else None
+    splitter, kernel = _finite(splitter), _finite(kernel)
     sets = kt_split(rows, m, splitter, delta, generator, shared)
     if not swap:
         return sets[0]
@@ -190,12 +194,12 @@ def kernel_thinning(
         if shared is None or n <= BLOCK:
             sums.zero_()
             _visit(rows, kernel, sums, None)
-        mean = sums / n
-    assert mean is not None
-    return kt_swap(rows, sets, kernel, mean.double(), unique)
+        target = sums / n
+    assert target is not None
+    return kt_swap(rows, sets, kernel, target, unique)
 
 
-def mmd(x: ArrayLike | Tensor, ids: Tensor, kernel: Kernel) -> float:
+def mmd(x: ArrayLike | Tensor, ids: ArrayLike | Tensor, kernel: Kernel) -> float:
     """Maximum mean discrepancy between chosen rows and all rows, equally weighted.
 
         MMD^2 = mean k(x_i, x_j) - 2 mean k(x_i, c_j) + mean k(c_i, c_j)
@@ -208,18 +212,22 @@ def mmd(x: ArrayLike | Tensor, ids: Tensor, kernel: Kernel) -> float:
         kernel: as in `kernel_thinning`.
 
     Raises:
-        ValueError: not two-dimensional, empty or not finite, or nothing chosen.
+        ValueError: not two-dimensional, empty or not finite, nothing chosen, ids that are no row numbers, or kernel
+            values not finite.
 
     Reference:
         Gretton, Borgwardt, Rasch, Schölkopf & Smola (2012), A kernel two-sample test, JMLR 13.
     """
     rows = checked_rows(x)
-    if ids.ndim != 1 or len(ids) == 0:
-        raise ValueError(f"ids must be a non-empty vector of row numbers, got shape {tuple(ids.shape)}.")
-    n, size = len(rows), len(ids)
+    n, chosen, kernel = len(rows), torch.as_tensor(ids).detach().cpu(), _finite(kernel)
+    if chosen.ndim != 1 or len(chosen) == 0:
+        raise ValueError(f"ids must be a non-empty vector of row numbers, got shape {tuple(chosen.shape)}.")
+    if chosen.is_floating_point() or chosen.dtype == torch.bool or chosen.min() < 0 or chosen.max() >= n:
+        raise ValueError(f"ids must be row numbers from 0 to {n - 1}, got {chosen.tolist()[:5]} ...")
+    chosen, size = chosen.long(), len(chosen)
     sums = torch.zeros(n, dtype=torch.float64)
     _visit(rows, kernel, sums, None)
-    square = sums.mean() / n - 2 * sums[ids].mean() / n + _within(rows, ids[None], kernel)[0] / size**2
+    square = sums.mean() / n - 2 * sums[chosen].mean() / n + _within(rows, chosen[None], kernel)[0] / size**2
     return math.sqrt(max(float(square), 0.0))
 
 
@@ -234,6 +242,18 @@ def checked_rows(x: ArrayLike | Tensor) -> Tensor:
     if not bool(finite.all()):
         raise ValueError(f"x must be finite; look at row {int((~finite).nonzero()[0])}.")
     return rows
+
+
+def _finite(kernel: Kernel) -> Kernel:
+    """The kernel, but with an error where a value overflows: no comparison with NaN would show it."""
+
+    def checked(a: Tensor, b: Tensor) -> Tensor:
+        values = kernel(a, b)
+        if not bool(values.sum().isfinite()):
+            raise ValueError("Kernel values are not finite: rescale x, or give it as float64.")
+        return values
+
+    return checked
 
 
 def _splitter(kernel: Kernel, split: str | Kernel, alpha: float, d: int) -> Kernel:

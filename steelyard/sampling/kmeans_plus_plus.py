@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,10 @@ from steelyard.sampling.successive import GOLDEN, draw_seeds, mix, njit
 METHODS = ("greedy", "exact", "rejection", "afkmc2")
 # Rows on which the candidates of a greedy step are compared: 64 for each of 1000 centres.
 EVALUATION_ROWS = 65_536
+# Rows whose median stands for that of all.
+MEDIAN_ROWS = 65_536
+# How far the farthest row may lie, in typical deviations, before float32 is too short for both.
+FAR = 2.0**20
 # A distance inside a matrix product costs about a quarter of one on its own.
 PAIRS_BOUGHT_FOR_ONE = 4
 
@@ -108,10 +113,12 @@ class _Seeding:
 
 
 def centered_rows(x: ArrayLike | Tensor, k: int) -> NDArray[Any]:
-    """Rows less about their mean as a new float32 or float64 array, and rescaled if huge or tiny.
+    """Rows less a median of each column as a new float32 or float64 array, and rescaled if huge or tiny.
 
-    Distances keep their proportions; their squares stay inside the range of the type.
+    Distances keep their proportions; their squares stay inside the range of the type. float32 rows become
+    float64 where a few lie so far out that the others would merge.
     """
+    k = operator.index(k)
     rows = torch.as_tensor(x).detach().cpu()
     if rows.ndim != 2 or rows.shape[1] == 0:
         raise ValueError(f"x must be (n, d) with d at least 1, got shape {tuple(rows.shape)}.")
@@ -122,13 +129,21 @@ def centered_rows(x: ArrayLike | Tensor, k: int) -> NDArray[Any]:
     low, high = (float(v) for v in rows.aminmax())
     if not math.isfinite(high - low):
         raise ValueError(f"x must be finite; look at row {int((~rows.isfinite()).any(1).nonzero()[0])}.")
-    # By powers of two, and the mean with few digits: equal distances of a grid stay equal.
+    # A mean would follow an outlier. A value of the column among the others subtracts from them exactly, and
+    # so does one of a grid: its equal distances stay equal.
+    some = rows[:: -(-len(rows) // MEDIAN_ROWS)]
+    center = some.median(0).values
+    if not wide:
+        deviation = (some - center).abs()
+        deviation = deviation[deviation > 0]
+        farthest = float((rows.amax(0) - center).maximum(center - rows.amin(0)).max())
+        if len(deviation) and farthest > FAR * float(deviation.median()):
+            rows, center = rows.double(), center.double()
     exponent = math.frexp(max(-low, high))[1]
     if abs(exponent) > 30:
-        rows = rows * 2.0 ** (-exponent // 2) * 2.0 ** (-exponent - (-exponent // 2))
-        exponent = 0
-    unit = 2.0 ** (exponent - 8)
-    return (rows - (rows.mean(0) / unit).round() * unit).contiguous().numpy()
+        for part in (-exponent // 2, -exponent - (-exponent // 2)):
+            rows, center = rows * 2.0**part, center * 2.0**part
+    return (rows - center).contiguous().numpy()
 
 
 def _start(x: ArrayLike | Tensor, k: int, generator: torch.Generator | None) -> _Seeding:
@@ -220,13 +235,16 @@ def _rejection(state: _Seeding, k: int, cap: int) -> Tensor:
     bound *= 1 + 4 * x.shape[1] * np.finfo(x.dtype).eps
     cumulative = np.cumsum(bound, dtype=np.float64)
     candidate = np.empty(1, np.int64)
+    distance, fresh = np.full(n, np.inf, x.dtype), 0  # squared distances to the first `fresh` centres
     for t in range(1, k):
-        budget = max(n * t, 2**18)
-        while not _draw_capped(x, cumulative, bound, state.centers[:t], candidate, cap, budget, state.random):
-            # As much work as the distances of all rows: is there anything left to draw?
-            distance = np.full(n, np.inf, x.dtype)
-            _refresh(x, distance, state.centers[:t])
+        budget = max(n * (t - fresh), 2**18)
+        end = _draw_capped(x, cumulative, bound, state.centers[:t], candidate, cap, budget, state.random)
+        if end != FOUND:
+            # As much work as the distances of all rows, so take those; more proposals might never end.
+            _refresh(x, distance, state.centers[fresh:t])
             _require_rest(distance, t, k)
+            fresh = t
+            candidate[0] = _pick_rest(distance if end == PROPOSING else distance > 0, state.random)
         state.ids[t], state.centers[t] = candidate[0], x[candidate[0]]
     return torch.from_numpy(state.ids)
 
@@ -239,16 +257,30 @@ def _afkmc2(state: _Seeding, k: int, chain_length: int) -> Tensor:
     _require_rest(distance, 1, k)
     proposal = distance / (2 * distance.sum(dtype=np.float64)) + 0.5 / n
     cumulative = np.cumsum(proposal, dtype=np.float64)
+    fresh = 1
     for t in range(1, k):
-        i = _chain(x, cumulative, proposal, state.centers[:t], chain_length, state.random)
-        while i < 0:  # every row of the chain was a centre
-            distance[:] = np.inf
-            _refresh(x, distance, state.centers[:t])
-            _require_rest(distance, t, k)
+        i = -1
+        for _ in range(max(1, 2**18 // chain_length)):
             i = _chain(x, cumulative, proposal, state.centers[:t], chain_length, state.random)
+            if i >= 0:
+                break
+        if i < 0:  # every row of these chains was a centre: draw from the law to which they would have come
+            if fresh < t:
+                _refresh(x, distance, state.centers[fresh:t])
+            _require_rest(distance, t, k)
+            i, fresh = _pick_rest(distance, state.random), t
         state.ids[t], state.centers[t] = i, x[i]
     return torch.from_numpy(state.ids)
 
+
+def _pick_rest(weight: NDArray[Any], random: NDArray[np.uint64]) -> int:
+    """A row in proportion to its weight, never one of weight 0."""
+    rest = np.flatnonzero(weight)
+    return int(rest[_pick(np.cumsum(weight[rest], dtype=np.float64), random)])
+
+
+# How a draw ended: with a row, or out of budget among the proposals or the uniform rows after them.
+FOUND, PROPOSING, UNIFORM = 0, 1, 2
 
 # Sums in any order, or LLVM makes no vectors of them.
 fast: Callable[..., Any] = numba.njit(cache=True, nogil=True, fastmath=True)
@@ -300,13 +332,15 @@ def _draw(
 def _draw_capped(
     x: Any, cumulative: Any, bound: Any, centers: Any, candidate: Any, cap: int, budget: int, state: Any
 ) -> Any:
-    """One row by D^2 or, after `cap` rejections, any that is no centre; False where the budget ended first."""
+    """One row by D^2 or, after `cap` rejections, any that is no centre, unless the budget ends first."""
     while budget > 0 and cap != 0:
         cap -= 1
         found, work = _draw(x, cumulative, bound, centers, candidate, 0, 0, state)
         budget -= work
         if found == 1:
-            return True
+            return FOUND
+    if cap != 0:
+        return PROPOSING
     while budget > 0:
         i = min(int(next_uniform(state) * len(x)), len(x) - 1)
         candidate[0] = i
@@ -315,8 +349,8 @@ def _draw_capped(
             budget -= 1
             apart = apart and squared_distance(x[i], centers[c]) > 0
         if apart:
-            return True
-    return False
+            return FOUND
+    return UNIFORM
 
 
 @njit

@@ -135,6 +135,8 @@ def lp_sensitivities(a: ArrayLike | Tensor, p: float, *, rtol: float = 1e-2) -> 
     if p == 2:
         return leverage
     result = torch.zeros_like(leverage)
+    if basis.numel() == 0:  # a matrix of zeros
+        return result
     rows = leverage.nonzero()[:, 0]
     step = max(1, VALUES // basis.numel())
     for low in range(0, len(rows), step):
@@ -231,17 +233,19 @@ def tree_order(x: ArrayLike | Tensor) -> Tensor:
         int64, (n,): the point numbers in the order of the leaves.
 
     Raises:
-        ValueError: not two-dimensional or not finite.
+        ValueError: not two-dimensional, without columns or not finite.
 
     Reference:
         Shimizu, Cheng, Musco & Weare (2024), Improved active learning via dependent leverage score sampling,
         ICLR, arXiv 2310.04966, algorithm 2.
     """
     points = torch.as_tensor(x).detach().cpu().double().numpy()
-    if points.ndim != 2:
-        raise ValueError(f"x must be (n, d), got shape {points.shape}.")
+    if points.ndim != 2 or points.shape[1] == 0:
+        raise ValueError(f"x must be (n, d) with d at least 1, got shape {points.shape}.")
     if not np.isfinite(points).all():
         raise ValueError("x must be finite: a point has NaN or an infinite coordinate.")
+    # One power of two for all columns leaves the directions as they are and keeps squares in range.
+    points = np.ldexp(points, -int(np.frexp(np.abs(points).max(initial=0))[1]))
     order = np.arange(len(points))
     # All sets of a level have one of two sizes; those of one size are split at once.
     starts, size = np.zeros(1, np.int64), np.full(1, len(points))
@@ -326,7 +330,9 @@ def leverage_sampling(
     return Draws(ids, log_inclusion[ids], lambda asked: look_up(log_inclusion, asked, -math.inf))
 
 
-def weighted_least_squares(a: Tensor, y: Tensor, log_expected: Tensor) -> Tensor:
+def weighted_least_squares(
+    a: ArrayLike | Tensor, y: ArrayLike | Tensor, log_expected: ArrayLike | Tensor
+) -> Tensor:
     """Least squares on drawn rows, each weighed by what it stands for.
 
         argmin_x sum_i (a_i x - y_i)^2 / expected_i
@@ -345,7 +351,13 @@ def weighted_least_squares(a: Tensor, y: Tensor, log_expected: Tensor) -> Tensor
     Reference:
         Drineas, Mahoney & Muthukrishnan (2006), Sampling algorithms for l2 regression and applications, SODA.
     """
-    if a.ndim != 2 or y.ndim not in (1, 2) or not len(a) == len(y) == len(log_expected) > 0:
+    a, y, log_expected = torch.as_tensor(a), torch.as_tensor(y), torch.as_tensor(log_expected)
+    if (
+        a.ndim != 2
+        or y.ndim not in (1, 2)
+        or log_expected.ndim != 1
+        or not len(a) == len(y) == len(log_expected) > 0
+    ):
         raise ValueError(
             f"a (s, d), y (s,) or (s, q) and log_expected (s,) must share s above 0, got {tuple(a.shape)}, "
             f"{tuple(y.shape)} and {tuple(log_expected.shape)}."

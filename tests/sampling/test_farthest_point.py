@@ -74,3 +74,19 @@ def test_bad_input_is_refused() -> None:
         farthest_point(torch.tensor([[0.0], [math.nan]]), 1)
     with pytest.raises(ValueError, match=r"\(n, d\)"):
         farthest_point(torch.ones(3), 1)
+
+
+def test_one_far_row_leaves_the_order_of_the_others_as_in_float64() -> None:
+    x = torch.cat([torch.randn(50, 2, generator=torch.Generator().manual_seed(1)), torch.full((1, 2), 1e9)])
+    for first in (0, 50):
+        assert (
+            farthest_point(x, 8, first=first).tolist() == farthest_point(x.double(), 8, first=first).tolist()
+        )
+
+
+def test_fractions_of_rows_are_refused() -> None:
+    x = torch.arange(10.0)[:, None]
+    with pytest.raises(TypeError, match="integer"):
+        farthest_point(x, 2.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="integer"):
+        farthest_point(x, 2, first=1.5)  # type: ignore[arg-type]

@@ -255,3 +255,23 @@ def test_bad_input_is_refused() -> None:
         MaternKernel(0.0, 1.0)
     with pytest.raises(ValueError, match="non-empty"):
         mmd(x, torch.zeros(0, dtype=torch.int64), GAUSS)
+
+
+def test_values_that_overflow_and_rows_that_do_not_exist_are_refused() -> None:
+    x = skewed(64, dtype=torch.float32)
+    for swap in (True, False):
+        with pytest.raises(ValueError, match="Kernel values are not finite"):
+            kernel_thinning(x * 1e30, 2, GAUSS, swap=swap)
+    with pytest.raises(ValueError, match="Kernel values are not finite"):
+        mmd(x * 1e30, [0], GAUSS)
+    with pytest.raises(ValueError, match="mean must be finite"):
+        kernel_thinning(x, 2, GAUSS, mean=torch.full((64,), math.nan))
+    for ids in ([-1], [99], [0.5]):
+        with pytest.raises(ValueError, match="from 0 to 63"):
+            mmd(x, ids, GAUSS)
+
+
+def test_lists_serve_as_tensors() -> None:
+    x = skewed(64)
+    assert mmd(x, [3, 5], GAUSS) == mmd(x, torch.tensor([3, 5]), GAUSS)
+    assert len(kernel_thinning(x, 2, GAUSS, mean=[0.5] * 64)) == 16

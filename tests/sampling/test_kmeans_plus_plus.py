@@ -218,3 +218,24 @@ def test_bad_input_is_refused() -> None:
     for option in ({"trials": 0}, {"max_proposals": 0}, {"chain_length": 0}):
         with pytest.raises(ValueError, match="at least 1, got 0"):
             kmeans_plus_plus(torch.eye(3), 2, **option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["rejection", "afkmc2"])
+def test_one_row_close_to_very_many_copies_is_found_and_missed_rows_are_reported(method: str) -> None:
+    x = torch.tensor([[0.0, 0]] * 50 + [[1, 0], [0, 1e-6]])
+    assert len(x[kmeans_plus_plus(x, 3, method=method)].unique(dim=0)) == 3
+    with pytest.raises(ValueError, match="only 3 distinct rows"):
+        kmeans_plus_plus(x, 4, method=method)
+
+
+def test_out_of_budget_uniform_rows_are_still_no_centres() -> None:
+    x = torch.tensor([[0.0, 0]] * 300_000 + [[1, 0], [0, 1e-6]])
+    ids = kmeans_plus_plus(x, 3, method="rejection", max_proposals=2)
+    assert len(x[ids].unique(dim=0)) == 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("far", [1e9, 1e30])
+def test_one_far_row_does_not_merge_the_others(method: str, far: float) -> None:
+    x = torch.cat([torch.randn(50, 2, generator=torch.Generator().manual_seed(1)), torch.full((1, 2), far)])
+    assert len(kmeans_plus_plus(x, 30, method=method).unique()) == 30

@@ -227,3 +227,22 @@ def test_bad_input_is_refused() -> None:
         weighted_least_squares(a, torch.zeros(5), torch.zeros(6))
     with pytest.raises(ValueError, match="finite"):
         weighted_least_squares(a, torch.zeros(6), torch.full((6,), -math.inf))
+
+
+def test_no_row_of_zeros_is_sensitive() -> None:
+    assert lp_sensitivities(torch.zeros(5, 2), 1.0).tolist() == [0.0] * 5
+
+
+def test_order_of_huge_points_is_that_of_small_ones() -> None:
+    x = spiky(60, 3)
+    assert tree_order(x * 2.0**660).tolist() == tree_order(x).tolist()
+    assert len(leverage_sampling(x * 1e200, 10).ids) == 10
+
+
+def test_points_without_coordinates_have_no_order() -> None:
+    with pytest.raises(ValueError, match="d at least 1"):
+        tree_order(torch.zeros(4, 0))
+
+
+def test_least_squares_takes_lists() -> None:
+    assert weighted_least_squares([[1.0], [2]], [2.0, 4], [0.0, 0]).tolist() == pytest.approx([2])
