@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 from torch import Tensor
 
 from steelyard.sampling.successive import njit
@@ -87,6 +86,8 @@ class MaternKernel:
             decay = torch.exp2(z * (-1 / math.log(2)))
             return decay if s == 0.5 else decay * (1 + z if s == 1.5 else 1 + z + z * z / 3)
         wide = z.double().clamp(min=1e-8)
+        from scipy import special  # a tenth of a second that only this needs
+
         bessel = torch.as_tensor(special.kv(s, wide.numpy()))
         value = bessel * wide**s * (2 ** (1 - s) / math.gamma(s))
         return torch.where(z < 1e-8, 1.0, value.clamp(max=1)).to(z.dtype)

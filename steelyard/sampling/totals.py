@@ -67,7 +67,7 @@ def horvitz_thompson(
     scale = 1.0 if population is None else 1.0 / population
     if design == "replicates":
         totals = (f * (-log_expected).exp()).sum(-1) * scale
-        return _of_replicates(float(totals.mean()), totals - totals.mean())
+        return _of_replicates(totals)
     terms = f * (-log_expected).exp() * scale
     variance = _variance(terms, log_expected, drawn, design, joint)
     return Estimate(float(terms.sum()), math.sqrt(variance), _ess(log_expected[drawn]))
@@ -117,7 +117,7 @@ def hajek(
     terms = (f - mean) * weight / weight.sum() * scale
     terms = terms.where(drawn, 0.0)
     if design == "replicates":
-        return _of_replicates(mean * scale, terms.sum(-1) * len(terms))
+        return _of_replicates(mean * scale + terms.sum(-1) * len(terms))  # the terms of all sum to 0
     variance = _variance(terms, log_expected, drawn, design, joint)
     return Estimate(mean * scale, math.sqrt(variance), _ess(log_expected[drawn]))
 
@@ -184,10 +184,10 @@ def _variance(terms: Tensor, log_expected: Tensor, drawn: Tensor, design: str, j
     return float((out * (t - center).square()).sum() / left)
 
 
-def _of_replicates(value: float, deviations: Tensor) -> Estimate:
-    r = len(deviations)
-    variance = float(deviations.square().sum()) / (r * (r - 1)) if r > 1 else math.inf
-    return Estimate(value, math.sqrt(variance), float(r))
+def _of_replicates(values: Tensor) -> Estimate:
+    if len(values) == 1:  # nothing to judge it by
+        return Estimate(float(values[0]), math.inf, 1.0)
+    return Estimate.from_replicates(values)
 
 
 def _ess(log_expected: Tensor) -> float:
