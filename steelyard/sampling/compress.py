@@ -10,7 +10,15 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from steelyard.sampling.kernel_thinning import Kernel, checked_rows, decide, halve, kernel_thinning, kt_swap
+from steelyard.sampling.kernel_thinning import (
+    Kernel,
+    checked_rows,
+    decide,
+    finite,
+    halve,
+    kernel_thinning,
+    kt_swap,
+)
 from steelyard.sampling.successive import njit
 
 WHOLE = 4096  # rows of which the kernel matrix is held: 64 MB in float32
@@ -127,7 +135,7 @@ def _join(
         length = sets.shape[1]
         # The share of this halving in the failure probability: length^2 / (n 4^(g+1)) of each round's.
         share = delta * length**2 / (n * 4 * base * rounds)
-        sets = _halve(rows, sets, kernel, 2 * math.log(2 * length / share), generator)
+        sets = _halve(rows, sets, finite(kernel), 2 * math.log(2 * length / share), generator)
     return sets
 
 

@@ -187,7 +187,7 @@ def kernel_thinning(
     splitter = _splitter(kernel, split, alpha, rows.shape[1])
     sums = torch.zeros(n, dtype=torch.float64) if swap and target is None else None
     shared = sums if splitter is kernel and n % 2**m == 0 else None
-    splitter, kernel = _finite(splitter), _finite(kernel)
+    splitter, kernel = finite(splitter), finite(kernel)
     sets = kt_split(rows, m, splitter, delta, generator, shared)
     if not swap:
         return sets[0]
@@ -220,7 +220,7 @@ def mmd(x: ArrayLike | Tensor, ids: ArrayLike | Tensor, kernel: Kernel) -> float
         Gretton, Borgwardt, Rasch, Schölkopf & Smola (2012), A kernel two-sample test, JMLR 13.
     """
     rows = checked_rows(x)
-    n, chosen, kernel = len(rows), torch.as_tensor(ids).detach().cpu(), _finite(kernel)
+    n, chosen, kernel = len(rows), torch.as_tensor(ids).detach().cpu(), finite(kernel)
     if chosen.ndim != 1 or len(chosen) == 0:
         raise ValueError(f"ids must be a non-empty vector of row numbers, got shape {tuple(chosen.shape)}.")
     if chosen.is_floating_point() or chosen.dtype == torch.bool or chosen.min() < 0 or chosen.max() >= n:
@@ -245,7 +245,7 @@ def checked_rows(x: ArrayLike | Tensor) -> Tensor:
     return rows
 
 
-def _finite(kernel: Kernel) -> Kernel:
+def finite(kernel: Kernel) -> Kernel:
     """The kernel, but with an error where a value overflows: no comparison with NaN would show it."""
 
     def checked(a: Tensor, b: Tensor) -> Tensor:

@@ -143,3 +143,10 @@ def test_bad_input_is_refused() -> None:
             function(torch.zeros(0, 2), GAUSS)
         with pytest.raises(ValueError, match="finite"):
             function(torch.full((4, 1), math.inf), GAUSS)
+
+
+def test_a_kernel_that_overflows_is_refused_and_not_thinned_by() -> None:
+    x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0)) * 1e30
+    for method in (compress, compress_plus_plus):
+        with pytest.raises(ValueError, match="not finite"):
+            method(x, GaussianKernel(1.0), oversampling=1)
