@@ -23,6 +23,7 @@ NOT_METHODS = {
     "steelyard.negatives.Context",
     "steelyard.negatives.Filter",
     "steelyard.negatives.Mined",
+    "steelyard.negatives.first_refusal",
     "steelyard.negatives.proposal",
     "steelyard.evaluation.PopularitySlice",
     "steelyard.evaluation.RankingMetrics",

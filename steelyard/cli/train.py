@@ -42,6 +42,9 @@ def command(
             help="uniform, popularity:0.75, in-batch, everything, or a sum such as in-batch+uniform."
         ),
     ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="softmax, or bsl:1.2 (more push from negatives; cosine only).")
+    ] = None,
     candidates: Annotated[int | None, typer.Option(help="Draws shared by each batch.")] = None,
     dim: Annotated[int | None, typer.Option(help="Length of the vectors.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data at most.")] = None,
@@ -85,7 +88,7 @@ def command(
             "Give a PATH to train on, or --demo; not both." if demo else "Give a PATH to train on, or --demo."
         )
     changes = {
-        "negatives": negatives, "candidates": candidates, "dim": dim, "epochs": epochs, "batch": batch, "lr": lr,
+        "negatives": negatives, "loss": loss, "candidates": candidates, "dim": dim, "epochs": epochs, "batch": batch, "lr": lr,
         "optimizer": optimizer, "similarity": similarity, "temperature": temperature,
         "learn_temperature": learn_temperature, "patience": patience, "metric": metric, "seed": seed,
     }  # fmt: skip
@@ -96,7 +99,7 @@ def command(
     from steelyard.retrieval.demo import documentation_pairs
 
     pairs, held = (
-        (documentation_pairs(), None) if demo else _read(data or [], test, format, _roles(columns), model)
+        (documentation_pairs(), None) if demo else _read(data or [], test, format, roles_of(columns), model)
     )
 
     def say(line: str) -> None:
@@ -144,7 +147,7 @@ def _read(
     return pairs, held
 
 
-def _roles(columns: str | None) -> dict[str, str] | None:
+def roles_of(columns: str | None) -> dict[str, str] | None:
     """`user=a,item=b` as a dict."""
     if columns is None:
         return None

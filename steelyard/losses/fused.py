@@ -22,12 +22,18 @@ def fused_sampled_softmax(
     owner: Tensor | None = None,
     hits: Pairs | None = None,
     weight: Tensor | None = None,
+    decoupled: bool = False,
+    power: float = 1.0,
     chunk_bytes: int = 1 << 23,
 ) -> Tensor:
     """Mean sampled softmax loss over candidates that all queries share, in bounded memory.
 
         s_bk = scale * <queries_b, candidates_k>
-        L = mean_p [ -s_p + log( exp(s_p) + sum_k exp(s_bk - log_expected_k) ) ],   b = owner_p
+        L = mean_p [ -s_p + power log( exp(s_p) + sum_k exp(s_bk - log_expected_k) ) ],   b = owner_p
+
+    `decoupled` leaves exp(s_p) out of the sum (decoupled contrastive learning); with it, a `power` above 1 is
+    the bilateral softmax loss BSL: scores of bounded length, as cosines, then pay more for their negatives
+    than a likelihood would ask, which holds back the fit of noisy positives.
 
     Equals `sampled_softmax(positive, scale * queries[owner] @ candidates.T, log_expected, mask)`. The
     gradient is known in closed form once a query's normaliser is: `dL/ds_bk` is the candidate's
@@ -46,6 +52,8 @@ def fused_sampled_softmax(
         owner: int64, (P,), never falling: the query of each positive; default one positive a query, P = B.
         hits: (rows, columns), int64, rows never falling: the (query, candidate) pairs to leave out.
         weight: float, (P,): weight of each positive in the mean; default ones.
+        decoupled: leave the positive out of the sum; a positive whose query has no candidate then counts 0.
+        power: of the sum; 1 is the softmax.
         chunk_bytes: size of the buffer of logits; it grows to hold at least 32 queries, since a
             product of fewer rows runs at the speed of memory.
 
@@ -55,12 +63,18 @@ def fused_sampled_softmax(
     Raises:
         TypeError: an input is not floating point.
         ValueError: shapes do not fit, no positives, weights that do not sum to a positive number, owners or
-            hits out of order or range, or a gradient wanted by `log_expected` or `weight`, which get none.
+            hits out of order or range, a `power` that is not positive, or a gradient wanted by `log_expected` or
+            `weight`, which get none.
 
     Reference:
         Gradients made in the forward pass and logits in blocks: Hsu et al. (2024), Liger Kernel,
-        arXiv 2410.10989; Wijmans et al. (2024), Cut your losses, arXiv 2411.09009.
+        arXiv 2410.10989; Wijmans et al. (2024), Cut your losses, arXiv 2411.09009. `decoupled`: Yeh et al.
+        (2022), Decoupled contrastive learning, ECCV, arXiv 2110.06848. `power`: Wu et al. (2024), BSL:
+        Understanding and improving softmax loss for recommendation, ICDE, arXiv 2312.12882, as their code has
+        it (tau_1 / tau_2 of the paper).
     """
+    if not 0 < power < math.inf:
+        raise ValueError(f"power must be positive and finite, got {power}.")
     scale_tensor = _scalar(scale, queries)
     _check_matrices(queries, candidates)
     _check_vectors(positive, queries, candidates, log_expected, weight, owner)
@@ -76,7 +90,17 @@ def fused_sampled_softmax(
             )
         share = (weight / total).to(positive.dtype)
     loss: Tensor = _Fused.apply(  # type: ignore[no-untyped-call]
-        positive, queries, candidates, scale_tensor, log_expected, owner, hits, share, chunk_bytes
+        positive,
+        queries,
+        candidates,
+        scale_tensor,
+        log_expected,
+        owner,
+        hits,
+        share,
+        decoupled,
+        power,
+        chunk_bytes,
     )
     return loss
 
@@ -216,6 +240,8 @@ class _Fused(torch.autograd.Function):
         owner: Tensor | None,
         hits: Pairs | None,
         share: Tensor,
+        decoupled: bool,
+        power: float,
         chunk_bytes: int,
     ) -> Tensor:
         n, k = len(queries), len(candidates)
@@ -230,8 +256,8 @@ class _Fused(torch.autograd.Function):
         edges = torch.tensor([*starts, n])
         own = torch.searchsorted(owner, edges).tolist()
         hit = torch.searchsorted(hits[0], edges).tolist() if hits is not None else []
-        buffer = queries.new_empty(rows, k)
-        loss, rest = torch.empty_like(positive), torch.empty_like(positive)
+        buffer, lowest = queries.new_empty(rows, k), torch.finfo(queries.dtype).min
+        loss, d_positive = torch.empty_like(positive), torch.empty_like(positive)
         d_queries, d_candidates = torch.empty_like(queries), torch.zeros_like(candidates)
         for i, start in enumerate(starts):
             block, mine = slice(start, min(start + rows, n)), slice(own[i], own[i + 1])
@@ -242,22 +268,30 @@ class _Fused(torch.autograd.Function):
                 here = slice(hit[i], hit[i + 1])
                 logits[hits[0][here] - start, hits[1][here]] = -math.inf
             top = logits.amax(1) if k else logits.new_full((len(logits),), -math.inf)
-            total = logits.sub_(top.clamp(min=torch.finfo(top.dtype).min).unsqueeze(1)).exp2_().sum(1)
+            total = logits.sub_(top.clamp(min=lowest).unsqueeze(1)).exp2_().sum(1)
             # Each positive has a maximum of its own: another one's may be too far away for its digits.
             row = owner[mine] - start
-            larger = torch.maximum(top[row], score[mine])
+            larger = top[row].clamp(min=lowest) if decoupled else torch.maximum(top[row], score[mine])
             fall = torch.exp2(top[row] - larger)
             others = total[row] * fall
-            everything = others + torch.exp2(score[mine] - larger)
-            loss[mine] = larger - score[mine] + torch.log2(everything)
-            rest[mine] = others / everything
+            everything = others if decoupled else others + torch.exp2(score[mine] - larger)
+            loss[mine] = power * (larger + torch.log2(everything)) - score[mine]
+            d_positive[mine] = power * (1 - others / everything) - 1
+            reach = power * share[mine] * fall / everything
+            nothing = top[row] == -math.inf
+            if decoupled and bool(nothing.any()):  # no candidate to push against
+                loss[mine] = loss[mine].masked_fill(nothing, 0)
+                d_positive[mine] = d_positive[mine].masked_fill(nothing, 0)
+                reach = reach.masked_fill(nothing, 0)
             if wanted:
-                factor = top.new_zeros(len(top)).index_add_(0, row, share[mine] * fall / everything)
+                factor = top.new_zeros(len(top)).index_add_(0, row, reach)
                 torch.mm(logits, candidates, out=d_queries[block]).mul_(factor.unsqueeze(1))
                 d_candidates.addmm_(logits.T, queries[block] * factor.unsqueeze(1))
         if wanted:
             d_scale = (queries * d_queries).sum()
-            ctx.save_for_backward(-rest * share, d_queries.mul_(scale), d_candidates.mul_(scale), d_scale)
+            ctx.save_for_backward(
+                d_positive * share, d_queries.mul_(scale), d_candidates.mul_(scale), d_scale
+            )
         return (loss * share).sum() / unit
 
     @staticmethod
@@ -267,4 +301,4 @@ class _Fused(torch.autograd.Function):
             grad * g if need else None
             for g, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         ]
-        return (*gradients, None, None, None, None, None)
+        return (*gradients, *(None,) * 7)

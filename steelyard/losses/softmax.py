@@ -50,20 +50,41 @@ def sampled_softmax(
         (2025), Correcting the LogQ correction, arXiv 2507.09331, whose gradient this form shares
         (drawn from Q conditioned on not being the positive there, masked here).
     """
+    logits = log_weights(positive, negative, log_expected, mask)
+    everything = torch.cat([positive.unsqueeze(-1), logits], -1)
+    return reduce(torch.logsumexp(everything, -1) - positive, reduction)
+
+
+def log_weights(positive: Tensor, negative: Tensor, log_expected: Tensor, mask: Tensor | None) -> Tensor:
+    """What each draw adds to the sum over everything: `s_n - log_expected_n`, -inf where it is masked.
+
+    Args:
+        positive: float, (...).
+        negative: float, (..., K).
+        log_expected: float, broadcastable to `negative`.
+        mask: bool, broadcastable to `negative`, or None.
+
+    Returns:
+        float, (..., K).
+
+    Raises:
+        ValueError: shapes do not fit.
+    """
     if negative.shape[:-1] != positive.shape:
         raise ValueError(
             f"negative must be (..., K) over positive's shape {tuple(positive.shape)}, got {tuple(negative.shape)}."
         )
+    for name, tensor in (("log_expected", log_expected), ("mask", mask)):
+        if tensor is None:
+            continue
+        aligned = zip(reversed(tensor.shape), reversed(negative.shape), strict=False)
+        if tensor.ndim > negative.ndim or any(a not in (1, b) for a, b in aligned):
+            raise ValueError(
+                f"{name} of shape {tuple(tensor.shape)} does not broadcast to negatives of shape "
+                f"{tuple(negative.shape)}."
+            )
     logits = negative - log_expected
-    if logits.shape != negative.shape:
-        raise ValueError(
-            f"log_expected of shape {tuple(log_expected.shape)} does not broadcast to negatives of shape "
-            f"{tuple(negative.shape)}."
-        )
-    if mask is not None:
-        logits = logits.masked_fill(mask, -math.inf)
-    everything = torch.cat([positive.unsqueeze(-1), logits], -1)
-    return reduce(torch.logsumexp(everything, -1) - positive, reduction)
+    return logits if mask is None else logits.masked_fill(mask, -math.inf)
 
 
 def reduce(loss: Tensor, reduction: Reduction) -> Tensor:

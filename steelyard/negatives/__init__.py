@@ -20,6 +20,7 @@ from steelyard.negatives.filters import (
     RankWindow,
     ScoreRange,
     apply_filters,
+    first_refusal,
 )
 from steelyard.negatives.in_batch import InBatch
 from steelyard.negatives.log_uniform import LogUniform
@@ -53,6 +54,7 @@ __all__ = [
     "TopK",
     "Uniform",
     "apply_filters",
+    "first_refusal",
     "proposal",
     "simans_weights",
 ]

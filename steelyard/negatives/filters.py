@@ -97,23 +97,44 @@ def apply_filters(filters: Sequence[Filter], mined: Mined) -> tuple[Tensor, dict
         TypeError: a filter answers with anything but a bool tensor.
         ValueError: a filter answers in another shape, or does not fit the candidates.
     """
-    keep = mined.occupied
-    counts: dict[str, int] = {}
-    for rule in filters:
+    refused, names = first_refusal(filters, mined)
+    removed = torch.bincount(refused[mined.occupied] + 1, minlength=len(names) + 1)[1:]
+    return (refused == -1) & mined.occupied, dict(zip(names, removed.tolist(), strict=True))
+
+
+def first_refusal(filters: Sequence[Filter], mined: Mined) -> tuple[Tensor, list[str]]:
+    """The first filter of a chain that refuses each candidate: the reason why it goes.
+
+        refused[b, j] = min { k : not filter_k[b, j] },   -1 where all let it pass
+
+    Args:
+        filters: the rules, in order; a name that comes again is called `name_2`, `name_3`.
+        mined: the candidates.
+
+    Returns:
+        Place of the filter in the chain, int64, (B, n), without meaning in an empty slot; and the names.
+
+    Raises:
+        TypeError: a filter answers with anything but a bool tensor.
+        ValueError: a filter answers in another shape, or does not fit the candidates.
+    """
+    refused = torch.full_like(mined.ids, -1)
+    names: list[str] = []
+    for place, rule in enumerate(filters):
         name, turn = rule.name, 1
-        while name in counts:
+        while name in names:
             turn += 1
             name = f"{rule.name}_{turn}"
+        names.append(name)
         answer = rule(mined)
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             raise TypeError(f"Filter {name} must answer with a bool tensor, got {answer!r:.80}.")
-        if answer.shape != keep.shape:
+        if answer.shape != refused.shape:
             raise ValueError(
-                f"Filter {name} answered {tuple(answer.shape)} for candidates {tuple(keep.shape)}."
+                f"Filter {name} answered {tuple(answer.shape)} for candidates {tuple(refused.shape)}."
             )
-        counts[name] = int((keep & ~answer).sum())
-        keep = keep & answer
-    return keep, counts
+        refused[(refused == -1) & ~answer] = place
+    return refused, names
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ class TrainConfig:
         model: "mf" (a vector for each user and item) or "text" (two towers over hashed n-grams).
         negatives: proposal, as `steelyard.negatives.proposal` reads it: "uniform", "popularity:0.75",
             "in-batch+uniform", "everything" (the full softmax).
+        loss: "softmax" (sampled softmax: the likelihood of the positives), or "bsl:1.2" (bilateral softmax with
+            that power of its sum: negatives push more than a likelihood asks, which holds back the fit of noisy
+            positives; for "cosine" only, with a fixed temperature).
         candidates: draws shared by each batch, K.
         dim: length of the vectors.
         epochs: passes over the data at most.
@@ -47,6 +50,7 @@ class TrainConfig:
 
     model: Model = "mf"
     negatives: str = "uniform"
+    loss: str = "bsl:1.2"
     candidates: int = 4096
     dim: int = 64
     epochs: int = 120
@@ -91,6 +95,12 @@ class TrainConfig:
         for name in ("batch", "patience", "seed"):
             if not 0 <= getattr(self, name) < LARGEST_SEED:
                 raise ValueError(f"{name} must lie in [0, {LARGEST_SEED}), got {getattr(self, name)}.")
+        power = self.power
+        if power != 1 and (self.similarity != "cosine" or self.learn_temperature):
+            raise ValueError(
+                f"The loss {self.loss!r} falls without end as all scores shift, which needs cosines and a fixed "
+                "temperature: give --loss softmax."
+            )
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {self.decay}.")
         if not 0 <= self.dropout < 1:
@@ -116,10 +126,28 @@ class TrainConfig:
         unknown = sorted(set(changes) - known)
         if unknown:
             raise ValueError(f"Unknown settings {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+        if changes.get("similarity") == "dot" or changes.get("learn_temperature"):
+            changes = {"loss": "softmax"} | {k: v for k, v in changes.items() if (k, v) != ("loss", None)}
         base = DEFAULTS.get(model)
         if base is None:
             raise ValueError(f"model must be one of {', '.join(DEFAULTS)}, got {model!r}.")
         return replace(base, **{name: value for name, value in changes.items() if value is not None})
+
+    @property
+    def power(self) -> float:
+        """The power of the softmax's sum that the loss takes; 1 for "softmax"."""
+        name, colon, number = self.loss.partition(":")
+        if self.loss == "softmax":
+            return 1.0
+        try:
+            power = float(number) if colon else 1.2
+        except ValueError:
+            power = math.nan
+        if name != "bsl" or not 0 < power < math.inf:
+            raise ValueError(
+                f"loss must be softmax, bsl or bsl:POWER with a positive number, got {self.loss!r}."
+            )
+        return power
 
     def batch_of(self, n_queries: int) -> int:
         """Queries a step for a data set of so many: `batch`, or a hundredth of them, from 8 to 256."""
@@ -139,6 +167,7 @@ DEFAULTS: dict[str, TrainConfig] = {
     "text": TrainConfig(
         model="text",
         negatives="in-batch",
+        loss="softmax",
         candidates=1024,
         dim=256,
         epochs=3,

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numba
+import numpy as np
 import torch
 from torch import Tensor
 
 from steelyard.ragged import Ragged
+from steelyard.sampling.successive import select
 
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 16 << 20
+WIDTH = 8192
+LANES = 32
 
 
 def top_k(queries: Tensor, items: Tensor, k: int, *, exclude: Ragged | None = None) -> tuple[Tensor, Tensor]:
     """The `k` items with the largest inner product to each query, best first; ties by the lower row.
 
-    Scores are made in blocks of at most 64 MiB of queries by items and merged, so the full matrix is
-    never held.
+    Scores are made in blocks that stay in cache, and only those above a query's k-th best so far leave the
+    block: O(n I d) multiplications, one look at each score, and no sort but of k items. Memory: a block of
+    16 MiB and O(k) a query of it.
 
     Args:
         queries: float, (n, d).
@@ -38,43 +45,79 @@ def top_k(queries: Tensor, items: Tensor, k: int, *, exclude: Ragged | None = No
     if exclude is not None and len(exclude) != len(queries):
         raise ValueError(f"exclude has {len(exclude)} rows for {len(queries)} queries.")
     k = min(k, len(items))
-    width = min(len(items), 1 << 16)
-    height = max(1, CHUNK_BYTES // (4 * width))
-    scores, rows = [torch.empty(0, k)], [torch.empty(0, k, dtype=torch.int64)]
+    queries, items = queries.detach().float(), items.detach().float()
+    scores = torch.full((len(queries), k), -math.inf)
+    rows = torch.full((len(queries), k), -1, dtype=torch.int64)
+    width = min(len(items), WIDTH)
+    height = max(1, min(len(queries), CHUNK_BYTES // (4 * width)))
+    room = 2 * k + 2 * LANES
+    buffer = torch.empty(height, width)
+    found = np.empty((height, room), np.float32), np.empty((height, room), np.int32)
     for start in range(0, len(queries), height):
         block = slice(start, min(start + height, len(queries)))
-        out = None if exclude is None else exclude.take(torch.arange(block.start, block.stop))
-        best, found = _block(queries[block], items, k, width, out)
-        scores.append(best)
-        rows.append(torch.where(best == -math.inf, -1, found))
-    return torch.cat(scores), torch.cat(rows)
+        n = block.stop - start
+        out = None if exclude is None else exclude.take(torch.arange(start, block.stop))
+        out_row = None if out is None else out.row_index()
+        count = np.zeros(n, np.int64)
+        limit = np.full(n, -np.inf, np.float32)
+        for first in range(0, len(items), width):
+            chunk = items[first : first + width]
+            made = torch.mm(queries[block], chunk.T, out=buffer[:n, : len(chunk)])
+            if out is not None and out_row is not None:
+                inside = (out.values >= first) & (out.values < first + len(chunk))
+                made[out_row[inside], out.values[inside] - first] = -math.inf
+            _keep_above(made.numpy(), first, k, *found, count, limit)
+        _finish(k, *found, count, scores[block].numpy(), rows[block].numpy())
+    return scores, rows
 
 
-def _block(queries: Tensor, items: Tensor, k: int, width: int, out: Ragged | None) -> tuple[Tensor, Tensor]:
-    best, found = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
-    for start in range(0, len(items), width):
-        scores = queries @ items[start : start + width].T
-        if out is not None:
-            inside = (out.values >= start) & (out.values < start + scores.shape[1])
-            scores[out.row_index()[inside], out.values[inside] - start] = -math.inf
-        top, where = _top(scores, min(k, scores.shape[1]))
-        best, found = torch.cat([best, top], 1), torch.cat([found, where + start], 1)
-    # A stable sort by score of candidates ordered by row breaks ties by the lower row.
-    by_row = found.argsort(1)
-    best, found = best.gather(1, by_row), found.gather(1, by_row)
-    best, order = best.sort(dim=1, descending=True, stable=True)
-    return best[:, :k], found.gather(1, order[:, :k])
+@numba.njit(cache=True, parallel=True, fastmath={"nnan"})
+def _keep_above(scores: Any, first: int, k: int, best: Any, ids: Any, count: Any, limit: Any) -> None:
+    """Append the scores of a chunk that exceed a row's limit; when its room is full, keep the k best."""
+    n, width = scores.shape
+    for b in numba.prange(n):
+        row, bar, held = scores[b], limit[b], count[b]
+        for start in range(0, width, LANES):
+            stop = min(start + LANES, width)
+            top = row[start]
+            for j in range(start + 1, stop):
+                top = max(top, row[j])
+            if top <= bar:
+                continue
+            for j in range(start, stop):
+                if row[j] > bar:
+                    best[b, held], ids[b, held] = row[j], first + j
+                    held += 1
+            if held > best.shape[1] - LANES:
+                bar = _compact(best[b], ids[b], held, k)
+                held = k
+        count[b], limit[b] = held, bar
 
 
-def _top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`topk` takes any of the items that tie for the last place; those rows are picked anew, lowest first."""
-    best, where = scores.topk(k, dim=1)
-    tied = (scores >= best[:, -1:]).sum(1) > k
-    if bool(tied.any()):
-        # Float bits that sort as integers, over the column counted backwards: one key, no two alike.
-        bits = (scores[tied] + 0.0).view(torch.int32)
-        ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).long()
-        keys = (ordered << 32) + (2**32 - 1 - torch.arange(scores.shape[1]))
-        where[tied] = keys.topk(k, dim=1).indices
-        best[tied] = scores[tied].gather(1, where[tied])
-    return best, where
+@numba.njit(cache=True)
+def _compact(best: Any, ids: Any, held: int, k: int) -> Any:
+    """Move the k best to the front, the earlier of equal ones; gives the least of them."""
+    bar = select(best[:held].copy(), held - k)
+    above = 0
+    for j in range(held):
+        above += best[j] > bar
+    equal, at = k - above, 0
+    for j in range(held):
+        if best[j] > bar or (best[j] == bar and equal > 0):
+            equal -= best[j] == bar
+            best[at], ids[at] = best[j], ids[j]
+            at += 1
+    return bar
+
+
+@numba.njit(cache=True, parallel=True)
+def _finish(k: int, best: Any, ids: Any, count: Any, scores: Any, rows: Any) -> None:
+    for b in numba.prange(len(count)):
+        held = count[b]
+        if held > k:
+            _compact(best[b], ids[b], held, k)
+            held = k
+        # Entries stand in the order of their rows, and a stable sort keeps it among equals.
+        order = np.argsort(-best[b, :held], kind="mergesort")
+        for j in range(held):
+            scores[b, j], rows[b, j] = best[b, order[j]], ids[b, order[j]]

@@ -187,7 +187,7 @@ class Interactions:
         for name in ("user_ids", "item_ids", "item_texts"):
             series: pl.Series | None = getattr(self, name)
             digest.update(f"{name}:{None if series is None else (str(series.dtype), len(series))};".encode())
-            for block in _byte_blocks(series):
+            for block in byte_blocks(series):
                 digest.update(block)
         return digest.hexdigest()
 
@@ -202,7 +202,7 @@ def _check_values(name: str, values: Tensor | None, n: int, dtypes: tuple[torch.
         )
 
 
-def _byte_blocks(series: pl.Series | None) -> Iterator[bytes | memoryview]:
+def byte_blocks(series: pl.Series | None) -> Iterator[bytes | memoryview]:
     """The bytes of an id column; strings as their lengths and then their text, so that no two lists agree."""
     if series is None:
         return

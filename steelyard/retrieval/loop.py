@@ -282,6 +282,8 @@ class _Run:
             scale=scale,
             owner=owner,
             hits=hits,
+            decoupled=self.config.loss != "softmax",
+            power=self.config.power,
         )
         value = float(loss.detach())
         if not math.isfinite(value):

@@ -151,6 +151,36 @@ class Retriever:
         vectors: Tensor = self._encoder.queries(torch.arange(data.n_users))
         return vectors
 
+    @torch.no_grad()
+    def encode(self, texts: pl.Series) -> Tensor:
+        """Vectors of any texts, by the tower that queries and documents share.
+
+        Args:
+            texts: (n,).
+
+        Returns:
+            float, (n, d); zero for a text of which the model knows no part.
+
+        Raises:
+            ValueError: a model without text.
+        """
+        if self.item_texts is None:
+            raise ValueError("This model was trained on ids, not on text.")
+        encoded: Tensor = self._encoder.encode(texts.cast(pl.String))
+        return encoded
+
+    @torch.no_grad()
+    def user_vectors(self, rows: Tensor) -> Tensor:
+        """Vectors of users by their rows in `user_ids`, (n,) -> (n, d).
+
+        Raises:
+            ValueError: a text model, which knows no users.
+        """
+        if self.user_ids is None:
+            raise ValueError("A text model knows no users.")
+        vectors: Tensor = self._encoder.queries(rows)
+        return vectors
+
     def evaluate(self, test: Interactions, k: Sequence[int] = (5, 10, 20, 50)) -> RankingMetrics:
         """Full ranking of the whole catalogue for each user of `test`, seen items left out.
 

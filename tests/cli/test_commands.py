@@ -1,43 +1,17 @@
 """The commands as a person types them."""
 
-import contextlib
-import io
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from steelyard.cli import main
+from tests.cli.running import steelyard
 from tests.retrieval import planted
 
 pytestmark = pytest.mark.xdist_group("commands")  # one worker trains the models that all these ask
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def steelyard(*words: str, cwd: Path) -> Done:
-    """The command in this process: starting another costs seconds of imports."""
-    out, err = io.StringIO(), io.StringIO()
-    before = sys.argv
-    sys.argv = ["steelyard", *words]
-    try:
-        with contextlib.chdir(cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0
-    finally:
-        sys.argv = before
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")

@@ -228,3 +228,19 @@ def test_integers_are_refused() -> None:
         fused_softmax(q.long(), v.long(), torch.tensor([0, 1]))
     with pytest.raises(TypeError, match="targets must be int64"):
         fused_softmax(q, v, torch.zeros(2))
+
+
+def test_a_frozen_bank_of_everything_is_the_full_softmax_and_gets_no_gradient() -> None:
+    """The second stage of SPN4CIR: the query encoder alone is trained, against all target vectors."""
+    g = torch.Generator().manual_seed(0)
+    bank = torch.nn.functional.normalize(torch.randn(50, 6, generator=g, dtype=torch.float64), dim=1)
+    queries = torch.randn(9, 6, generator=g, dtype=torch.float64).requires_grad_()
+    target = torch.randint(50, (9,), generator=g)
+    hits = (torch.arange(9), target)
+    positive = (queries * bank[target]).sum(1) / 0.1
+    got = fused_sampled_softmax(positive, queries, bank, scale=1 / 0.1, hits=hits)
+    want = torch.nn.functional.cross_entropy(queries @ bank.T / 0.1, target)
+    torch.testing.assert_close(got, want)
+    (a,), (b,) = torch.autograd.grad(got, queries), torch.autograd.grad(want, queries)
+    torch.testing.assert_close(a, b)
+    assert not bank.requires_grad

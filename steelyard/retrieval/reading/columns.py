@@ -11,9 +11,10 @@ NEEDED = {"ids": ("user", "item"), "text": ("query", "document")}
 
 _NAMES = {
     "user": """user user_id userid uid user_idx user_procid reviewer_id reviewerid customer customer_id
-        customerid visitor visitor_id visitorid session session_id sessionid""",
+        customerid visitor visitor_id visitorid session session_id sessionid query_id qid""",
     "item": """item item_id itemid iid item_idx item_procid product product_id productid asin parent_asin
-        movie movie_id movieid book_id isbn business_id track_id song_id article article_id news_id aid""",
+        movie movie_id movieid book_id isbn business_id track_id song_id article article_id news_id aid
+        corpus_id document_id doc_id docid passage_id pid""",
     "weight": "weight rating score stars plays play_count playcount count",
     "time": "timestamp time ts unix_time unixreviewtime event_time created_at datetime date",
     "query": "query question anchor query_text",

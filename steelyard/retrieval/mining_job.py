@@ -1,0 +1,397 @@
+"""The mining job: blocks of queries, each finished once, into one table of negatives with its reasons."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from steelyard.files import alone_in, read_json, replacing, write_json
+from steelyard.ragged import Ragged
+from steelyard.retrieval.interactions import Interactions, byte_blocks
+from steelyard.retrieval.layouts import LAYOUTS, arranged
+from steelyard.retrieval.mining import MiningRules, Negatives, Search, check_vectors, mine_negatives
+
+SUMMARY, PLAN, PARTS = "mining.json", "plan.json", "parts"
+BLOCK = 1024
+"""Queries a block: the unit of resuming, of the draw's generator and of the work that machines share."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Queries, documents, and which answers which.
+
+    Args:
+        positives: rows of documents that answer each query, one row a query, none empty.
+        query_ids: (Q,), distinct.
+        document_ids: (I,), distinct.
+        query_texts: (Q,), or None where there is no text.
+        document_texts: (I,), or None.
+    """
+
+    positives: Ragged
+    query_ids: pl.Series
+    document_ids: pl.Series
+    query_texts: pl.Series | None = None
+    document_texts: pl.Series | None = None
+
+    @classmethod
+    def of(cls, data: Interactions) -> Collection:
+        """The users (query texts) of the data with their items (documents).
+
+        Args:
+            data: pairs; those of weight 0, as in relevance judgments, are no positives.
+        """
+        if data.weights is not None:
+            data = data.select(data.weights > 0)
+        known = data.known()
+        asked = (known.counts > 0).nonzero().squeeze(1)
+        if len(asked) == 0:
+            raise ValueError("No pair is a positive: all weights are 0.")
+        queries = data.user_ids.gather(asked.numpy())
+        return cls(
+            known.take(asked), queries, data.item_ids, queries if data.is_text else None, data.item_texts
+        )
+
+    def with_texts(self, queries: pl.DataFrame, documents: pl.DataFrame) -> tuple[Collection, int]:
+        """The same queries with texts by id, among all documents of a corpus.
+
+        Args:
+            queries: columns id and text.
+            documents: columns id and text; those that no query asks for are candidates too.
+
+        Returns:
+            The collection over all documents, and how many pairs were left out because a file has no text of
+            the query or of the document.
+
+        Raises:
+            ValueError: no pair is left.
+        """
+        asked, answer = (
+            rows_of(ids, texts["id"])[rows]
+            for ids, texts, rows in (
+                (self.query_ids, queries, self.positives.row_index()),
+                (self.document_ids, documents, self.positives.values),
+            )
+        )
+        known = (asked >= 0) & (answer >= 0)
+        if not bool(known.any()):
+            raise ValueError(
+                f"No pair of a query such as {self.query_ids[0]!r} with a document such as {self.document_ids[0]!r} "
+                f"has its texts in the files, whose ids are such as {queries['id'][0]!r} and {documents['id'][0]!r}."
+            )
+        rows, place = torch.unique(asked[known], return_inverse=True)
+        positives = Ragged.from_pairs(place, answer[known], len(rows))
+        left = queries[rows.tolist()]
+        collection = Collection(positives, left["id"], documents["id"], left["text"], documents["text"])
+        return collection, int((~known).sum())
+
+    @cached_property
+    def alike(self) -> Tensor | None:
+        """The group of each document, those of equal text together; None where there is no text."""
+        if self.document_texts is None:
+            return None
+        dense = self.document_texts.str.strip_chars().rank("dense") - 1
+        return torch.from_numpy(dense.to_numpy().astype("int64"))
+
+    def fingerprint(self) -> str:
+        """A hash of ids, texts and positives."""
+        digest = hashlib.blake2b(digest_size=16)
+        for series in (self.query_ids, self.document_ids, self.query_texts, self.document_texts):
+            digest.update(f"{None if series is None else (str(series.dtype), len(series))};".encode())
+            for block in byte_blocks(series):
+                digest.update(block)
+        for tensor in (self.positives.offsets, self.positives.values):
+            digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Mined:
+    """What a mining job leaves.
+
+    Args:
+        path: the table of negatives.
+        summary: what `mining.json` holds.
+    """
+
+    path: Path
+    summary: dict[str, Any]
+
+
+def mine(
+    collection: Collection,
+    queries: Tensor,
+    documents: Tensor,
+    rules: MiningRules | None = None,
+    *,
+    out: str | Path,
+    layout: str = "table",
+    format: str = "parquet",
+    keep_removed: bool = False,
+    search: Search | None = None,
+    searched_by: str = "exact",
+    engine: str = "local",
+    resume: bool = False,
+    overwrite: bool = False,
+    watch: Callable[[int, int], None] | None = None,
+) -> Mined:
+    """Mine hard negatives for every query, in bounded memory, into one table.
+
+    Blocks of 1,024 queries are searched, ruled and drawn from, and each is written once finished; `resume`
+    goes on behind the last. The result depends on the seed and the data alone: not on the engine, nor on
+    where the job was killed. Memory: both sets of vectors, and a block's scores.
+
+    Args:
+        collection: queries, documents and positives.
+        queries: float, (Q, d).
+        documents: float, (I, d).
+        rules: what is looked at and taken.
+        out: folder for the table, `removed.parquet` and `mining.json`.
+        layout: "table" (query, negative, rank, score, positive_score, log_expected), or as trainers read it:
+            "triplet", "n-tuple", "labeled-pair", "labeled-list".
+        format: "parquet" or "jsonl".
+        keep_removed: write the candidates that were dropped too, each with its reason.
+        search: another search than the exact one.
+        searched_by: its name, written into the summary and checked when a job is resumed.
+        engine: "local", or "ray" to share the blocks among the workers of a Ray cluster.
+        resume: go on behind the finished blocks of a killed job.
+        overwrite: replace what an earlier job left.
+        watch: called with the number of queries done and in all.
+
+    Returns:
+        Where the table is, and the summary.
+
+    Raises:
+        FileExistsError: `out` holds something, and neither `resume` nor `overwrite` was given.
+        ImportError: the engine is not installed.
+        ValueError: vectors and collection do not fit; the unfinished job was another one.
+        OSError: no room to write.
+    """
+    rules = rules or MiningRules()
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
+    if format not in ("parquet", "jsonl"):
+        raise ValueError(f"format must be parquet or jsonl, got {format!r}.")
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine must be local or ray, got {engine!r}.")
+    for name, vectors, ids in (
+        ("query", queries, collection.query_ids),
+        ("document", documents, collection.document_ids),
+    ):
+        if len(vectors) != len(ids):
+            raise ValueError(
+                f"{len(vectors):,} {name} vectors do not fit {len(ids):,} {name} ids: were they made from "
+                "another collection?"
+            )
+    check_vectors(queries, documents, collection.positives)
+    folder = Path(out).expanduser()
+    _check_folder(folder, resume, overwrite)
+    plan = {
+        "collection": collection.fingerprint(),
+        "queries": vectors_fingerprint(queries),
+        "documents": vectors_fingerprint(documents),
+        "rules": rules.to_dict(),
+        "search": searched_by,
+        "keep_removed": keep_removed,
+    }
+    started = time.monotonic()
+    parts = folder / PARTS
+    parts.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        _same_plan(folder, plan, resume)
+        blocks = range(0, len(queries), BLOCK)
+        todo = [start for start in blocks if not _part(parts, start).exists()]
+        done = len(queries) - sum(min(BLOCK, len(queries) - start) for start in todo)
+        work = _Work(collection, queries, documents, rules, search, keep_removed)
+        run = _on_ray if engine == "ray" else _here
+        for start, table in run(work, todo):
+            with replacing(_part(parts, start)) as temporary:
+                pq.write_table(table, temporary)
+            done += min(BLOCK, len(queries) - start)
+            if watch is not None:
+                watch(done, len(queries))
+        tables = [_part(parts, start) for start in blocks]
+        path = folder / f"negatives.{format}"
+        rows = arranged(tables, collection, layout, rules.negatives, path)
+        if keep_removed:
+            arranged(tables, collection, "removed", rules.negatives, folder / "removed.parquet")
+        summary = _summary(tables, len(queries)) | {
+            "documents": len(documents),
+            "layout": layout,
+            "rows": rows,
+            "rules": rules.to_dict(),
+            "search": searched_by,
+            "vectors": {"queries": plan["queries"], "documents": plan["documents"]},
+            "seconds": round(time.monotonic() - started, 1),
+        }
+        write_json(folder / SUMMARY, summary)
+        for table_path in tables:
+            table_path.unlink()
+        parts.rmdir()
+        (folder / PLAN).unlink()
+    return Mined(path, summary)
+
+
+def vectors_fingerprint(vectors: Tensor) -> str:
+    """A hash of vectors: what an index and its queries must share.
+
+    Args:
+        vectors: float, (n, d).
+    """
+    digest = hashlib.blake2b(f"{vectors.dtype}{tuple(vectors.shape)}".encode(), digest_size=16)
+    for start in range(0, len(vectors), 1 << 16):
+        digest.update(vectors[start : start + (1 << 16)].contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a block needs; shared by all of them."""
+
+    collection: Collection
+    queries: Tensor
+    documents: Tensor
+    rules: MiningRules
+    search: Search | None
+    keep_removed: bool
+
+    def block(self, start: int) -> pa.Table:
+        rows = torch.arange(start, min(start + BLOCK, len(self.queries)))
+        generator = torch.Generator().manual_seed(self.rules.seed * 1_000_003 + start)
+        found = mine_negatives(
+            self.queries[rows],
+            self.documents,
+            self.collection.positives.take(rows),
+            self.rules,
+            alike=self.collection.alike,
+            search=self.search,
+            generator=generator,
+        )
+        return _table(found, start, self.keep_removed)
+
+
+def _table(found: Negatives, start: int, keep_removed: bool) -> pa.Table:
+    """The block's rows, and in its metadata how many candidates each rule removed."""
+    counts = torch.bincount(found.refused + 2, minlength=len(found.rules) + 2).tolist()
+    reasons = dict(zip(["not drawn", "taken", *found.rules], counts, strict=True))
+    if not keep_removed:
+        found = found.where(found.taken)
+    names = ["not_drawn", "taken", *found.rules]
+    dictionary = pa.DictionaryArray.from_arrays(
+        pa.array((found.refused + 2).to(torch.int8).numpy()), pa.array(names)
+    )
+    columns = {
+        "query": (found.query + start).numpy(),
+        "document": found.document.numpy(),
+        "rank": found.rank.to(torch.int32).numpy(),
+        "score": found.score.float().numpy(),
+        "positive_score": found.positive_score.float().numpy(),
+        "log_expected": found.log_expected.float().numpy(),
+    }
+    table = pa.table({**columns, "reason": dictionary})
+    return table.replace_schema_metadata({name: str(count) for name, count in reasons.items()})
+
+
+def _here(work: _Work, starts: list[int]) -> Iterator[tuple[int, pa.Table]]:
+    for start in starts:
+        yield start, work.block(start)
+
+
+def _on_ray(work: _Work, starts: list[int]) -> Iterator[tuple[int, pa.Table]]:
+    """The same blocks as tasks of a Ray cluster: the vectors are put into its store once."""
+    try:
+        import ray
+    except ImportError:
+        raise ImportError("The ray engine needs Ray: pip install 'steelyard[ray]'.") from None
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    shared = ray.put(work)
+    task = ray.remote(_Work.block)
+    waiting: dict[Any, int] = {}
+    left = list(reversed(starts))
+    limit = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
+    while left or waiting:
+        while left and len(waiting) < limit:
+            start = left.pop()
+            waiting[task.remote(shared, start)] = start
+        ready, _ = ray.wait(list(waiting), num_returns=1)
+        yield waiting.pop(ready[0]), ray.get(ready[0])
+
+
+def _summary(tables: list[Path], n_queries: int) -> dict[str, Any]:
+    """Counts over all blocks: taken, removed by each rule, and the queries that got too few."""
+    reasons: dict[str, int] = {}
+    counts = []
+    for path in tables:
+        for name, count in (pq.read_schema(path).metadata or {}).items():
+            if not name.startswith(b"ARROW"):
+                reasons[name.decode()] = reasons.get(name.decode(), 0) + int(count)
+        frame = pl.read_parquet(path, columns=["query", "reason"])
+        taken = frame.filter(pl.col("reason").cast(pl.String) == "taken")
+        counts.append(taken.group_by("query").len())
+    per_query = pl.concat(counts)["len"] if counts else pl.Series([], dtype=pl.UInt32)
+    found = {int(k): int(v) for k, v in per_query.value_counts(sort=True).iter_rows()}
+    return {
+        "queries": n_queries,
+        "negatives": reasons.pop("taken", 0),
+        "not_drawn": reasons.pop("not drawn", 0),
+        "removed": reasons,
+        "queries_without_negatives": n_queries - len(per_query),
+        "queries_by_negatives": {str(k): found[k] for k in sorted(found)},
+    }
+
+
+def _part(parts: Path, start: int) -> Path:
+    return parts / f"{start // BLOCK:07d}.parquet"
+
+
+def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file; give --out a folder.")
+    ours = {SUMMARY, PLAN, PARTS, "negatives.parquet", "negatives.jsonl", "removed.parquet", "vectors"}
+    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    foreign = sorted(found - ours - {name for name in found if name.startswith(".")})
+    if foreign:
+        raise FileExistsError(f"{folder} holds {foreign[0]}, which mining did not write; give another --out.")
+    if SUMMARY in found and not overwrite:
+        raise FileExistsError(f"The mining in {folder} is finished; give --overwrite to do it anew.")
+    if PLAN in found and not (resume or overwrite):
+        raise FileExistsError(f"{folder} holds an unfinished job; give --resume to go on, or --overwrite.")
+
+
+def _same_plan(folder: Path, plan: dict[str, Any], resume: bool) -> None:
+    """Write the plan, or check that an unfinished job had the same."""
+    if resume and (folder / PLAN).exists():
+        before = read_json(folder / PLAN)
+        differing = [name for name in plan if before.get(name) != plan[name]]
+        if differing:
+            raise ValueError(
+                f"The unfinished job in {folder} differs in its {', '.join(differing)}; give the same again, or "
+                "--overwrite."
+            )
+        return
+    for name in (SUMMARY, PLAN, "negatives.parquet", "negatives.jsonl", "removed.parquet"):
+        (folder / name).unlink(missing_ok=True)
+    for path in (folder / PARTS).iterdir():
+        path.unlink()
+    write_json(folder / PLAN, plan)
+
+
+def rows_of(ids: pl.Series, vocabulary: pl.Series) -> Tensor:
+    """Where each id stands in a vocabulary, int64, -1 for one that does not."""
+    known = pl.DataFrame({"id": vocabulary.cast(pl.String)}).with_row_index("row")
+    found = ids.cast(pl.String).to_frame("id").join(known, on="id", how="left", maintain_order="left")
+    return torch.from_numpy(found["row"].cast(pl.Int64).fill_null(-1).to_numpy().copy())
