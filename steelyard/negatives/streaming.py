@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numba
@@ -22,7 +23,10 @@ class StreamingFrequency:
 
         gap:    B[h(j)] <- (1 - alpha) B[h(j)] + alpha (t - A[h(j)]),   A[h(j)] <- t      when j comes at t
         q(j) = 1 / max_d B_d[h_d(j)]
-        expected(j) = pi (B - 1) q(j)        pi = min(1, n / B) in a batch of B
+        expected(j) = pi (B - 1) c q(j)      pi = min(1, n / (B c)) in a batch of B queries
+
+    c is the number of positives a query: 1, or where a query may have many (`Context.owner`) the average that
+    the stream has shown so far, so that q c is how often a query has j and heavy queries change nothing.
 
     Neither a list of items nor their counts are needed, and the estimate follows a stream that changes. With
     several hash functions the longest gap is the one that collisions shortened least. A step t is one id of
@@ -40,7 +44,8 @@ class StreamingFrequency:
     so the softmax is left unbiased only as far as they are right.
 
     Update with a batch before sampling from it. Given one query the other B - 1 are draws from the stream;
-    its own positive is an accidental hit, which `Context.hits` masks.
+    its own positives are accidental hits, which `Context.hits` masks. Fewer candidates than the batch has are
+    taken as `InBatch` takes them.
 
     Args:
         n_cells: cells of each hash function.
@@ -55,7 +60,7 @@ class StreamingFrequency:
 
     Reference:
         Yi et al. (2019), Sampling-bias-corrected neural modeling for large corpus item recommendations,
-        RecSys, algorithms 2 and 3. The start from the first gap is ours.
+        RecSys, algorithms 2 and 3. The start from the first gap and many positives a query are ours.
     """
 
     def __init__(
@@ -79,25 +84,31 @@ class StreamingFrequency:
         words = np.random.SeedSequence(seed).generate_state(2 * n_hash, np.uint64)
         self._seeds = words.reshape(n_hash, 2)
         self._step = 0
+        self._queries = 0
         self._last = np.zeros((n_hash, n_cells), np.int64)  # 0: never visited
         self._gap = np.zeros((n_hash, n_cells))
 
-    def update(self, ids: Tensor) -> None:
+    def update(self, ids: Tensor, n_queries: int | None = None) -> None:
         """See the next ids of the stream, in their order.
 
         Args:
             ids: int64, any shape; each is one step.
+            n_queries: how many queries these are the positives of; one each where None.
 
         Raises:
-            TypeError: ids that are not int64.
-            ValueError: a negative id.
+            TypeError: ids that are not int64, or `n_queries` that is not an integer.
+            ValueError: a negative id; ids of no query.
         """
         flat = _flat(ids)
         if len(flat) and int(flat.min()) < 0:
             raise ValueError(f"ids must not be negative, got {int(flat.min())}: leave out what is no item.")
+        queries = len(flat) if n_queries is None else operator.index(n_queries)
+        if queries < (len(flat) > 0):
+            raise ValueError(f"{len(flat)} ids must belong to one query or more, got n_queries={n_queries}.")
         start = -1.0 if self.initial_gap is None else self.initial_gap
         _visit(flat, self._seeds, self._step, self.alpha, start, self._last, self._gap)
         self._step += len(flat)
+        self._queries += queries
 
     def log_probability(self, ids: Tensor) -> Tensor:
         """Log of the estimated share of each id in the stream, `-log(gap)`.
@@ -118,30 +129,35 @@ class StreamingFrequency:
         """Take `n` of the batch's positives, or all, at their estimated frequencies.
 
         Args:
-            context: the batch, one positive a query.
-            n: how many candidates.
+            context: the batch; with many positives a query, `update` must have been told how many queries
+                the ids belong to.
+            n: how many candidates; many positives a query give as many on average.
             generator: decides which, where `n` is less than the batch has; torch's own where None.
 
         Returns:
-            Shared draws, ids (min(n, B),); none for a batch of one query. The design answers until
+            Shared draws, ids (min(n, P),); none for a batch of one query. The design answers until
             the next update, and refuses after it, when the estimates are others.
 
         Raises:
             TypeError: `n` is not an integer.
-            ValueError: a negative `n`; queries with many positives; a positive that `update` has not seen.
+            ValueError: a negative `n`; a positive that `update` has not seen.
         """
         check_number(n)
-        if context.owner is not None:
-            raise ValueError(
-                "StreamingFrequency takes one positive a query; use InBatch where there are many."
-            )
-        ids, size = context.positives, len(context.positives)
+        ids, size = context.positives, len(context)
         if bool((self.log_probability(ids) == -math.inf).any()):
             raise ValueError("Some positives of the batch were not seen yet; call update with them first.")
-        ids = ids if size > 1 else ids[:0]
-        if n < len(ids):
-            ids = ids[torch.randperm(size, generator=generator)[:n]]
-        rate = len(ids) / size * (size - 1) if size else 0.0
+        if size <= 1 or n == 0:
+            ids, rate = ids[:0], 0.0
+        elif context.owner is None:
+            rate = min(n, size) / size * (size - 1)
+            if n < size:
+                ids = ids[torch.randperm(size, generator=generator)[:n]]
+        else:
+            each = self._step / max(self._queries, 1)  # positives of a query; 0 where none was ever seen
+            share = min(1.0, n / (size * each)) if each else 0.0
+            rate = share * each * (size - 1)
+            if share < 1:
+                ids = ids[torch.rand(len(ids), generator=generator) < share]
         log_rate = math.log(rate) if rate else -math.inf
         step = self._step
 
@@ -156,9 +172,10 @@ class StreamingFrequency:
         return Draws(ids, design(ids), design)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep: the step, the last visits, the gaps and the seed."""
+        """What a checkpoint must keep: the step, the queries, the last visits, the gaps and the seed."""
         return {
             "step": self._step,
+            "queries": self._queries,
             "seed": self.seed,
             "last": torch.from_numpy(self._last.copy()),
             "gap": torch.from_numpy(self._gap.copy()),
@@ -180,6 +197,7 @@ class StreamingFrequency:
                 f"{self._last.shape}; make it with the same n_cells, n_hash and seed."
             )
         self._step = int(state["step"])
+        self._queries = int(state.get("queries", self._step))  # states of old had one positive a query
         self._last, self._gap = state["last"].numpy().copy(), state["gap"].numpy().copy()
 
 

@@ -174,7 +174,8 @@ class SimANS:
 
         p_i proportional to exp(-a (s_i - s_pos - b)^2)    i among the k best that are not known
 
-    The draws have no support outside the k candidates: what is estimated without bias is the sum over these,
+    Where a query has many positives, s_pos is the lowest of their scores: what lies far above it may lie near
+    another positive, and is the likelier to be one itself. The draws have no support outside the k candidates: what is estimated without bias is the sum over these,
     not the softmax over the catalogue. Mix them with a proposal that covers everything (`Mixture`) for that.
 
     Args:
@@ -190,7 +191,8 @@ class SimANS:
     Reference:
         Zhou et al. (2022), SimANS: simple ambiguous negatives sampling for dense text retrieval, EMNLP
         industry track, arXiv 2210.11773. Draws without replacement have the inclusion probabilities of
-        `steelyard.sampling.without_replacement`.
+        `steelyard.sampling.without_replacement`. The paper has one positive a query; the lowest of many is
+        ours.
     """
 
     n_items: int
@@ -211,7 +213,7 @@ class SimANS:
         """Draw `n` different candidates for each query.
 
         Args:
-            context: the batch, one positive a query.
+            context: the batch, one or more positives a query.
             n: how many candidates of a query; at most k are found.
             generator: source of randomness; torch's own where None.
 
@@ -221,15 +223,13 @@ class SimANS:
 
         Raises:
             TypeError: `n` is not an integer, or scores that are not floating point.
-            ValueError: a negative `n`; queries with many positives; scores of another shape, NaN or +inf, or
-                not finite at a positive; positives or known items outside the catalogue.
+            ValueError: a negative `n`; scores of another shape, NaN or +inf, or not finite at a positive;
+                positives or known items outside the catalogue; a query without a positive.
         """
         check_number(n)
-        if context.owner is not None:
-            raise ValueError("SimANS compares with one positive a query; give a context without owner.")
         scores = _scores(self.score, context, self.n_items)
         known = _known(context, self.n_items)
-        positive = scores.gather(1, context.positives.unsqueeze(1)).squeeze(1)
+        positive = _lowest_positive(scores, context)
         best, score = _best_of(scores, known, self.k)
         # Ascending ids, so that a candidate is found by a binary search; nothing lies past the catalogue.
         candidates, order = best.masked_fill(best < 0, self.n_items).sort(1)
@@ -261,6 +261,22 @@ def _known(context: Context, n_items: int) -> Ragged:
             f"positives and known must lie in [0, {n_items}), got {int(values.min())} to {int(values.max())}."
         )
     return Ragged.from_pairs(rows, values, len(context))
+
+
+def _lowest_positive(scores: Tensor, context: Context) -> Tensor:
+    """The score of each query's positive, (B,), the lowest where there are many."""
+    if context.owner is None:
+        return scores.gather(1, context.positives.unsqueeze(1)).squeeze(1)
+    without = torch.bincount(context.owner, minlength=len(context)) == 0
+    if bool(without.any()):
+        raise ValueError(
+            f"SimANS compares with a positive, and query {int(without.nonzero()[0])} has none among the "
+            "positives; leave such queries out of training."
+        )
+    own = scores[context.owner, context.positives]
+    if not bool(own.isfinite().all()):
+        raise ValueError("The scores of the positives must be finite.")
+    return torch.full_like(scores[:, 0], math.inf).scatter_reduce(0, context.owner, own, "amin")
 
 
 def _join(known: Ragged | None, best: Tensor) -> Ragged:

@@ -9,6 +9,7 @@ import torch
 from steelyard.draws import Proposal
 from steelyard.negatives.context import Context
 from steelyard.negatives.streaming import StreamingFrequency
+from steelyard.ragged import Ragged
 from tests.statistical import assert_unbiased
 
 P = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
@@ -103,6 +104,52 @@ def test_in_batch_sums_are_unbiased_with_estimated_frequencies() -> None:
     assert_unbiased(seen, float(score.exp()[[0, 2, 3]].sum()))
 
 
+@pytest.mark.parametrize("n", [4, 100])
+def test_sums_are_unbiased_where_queries_have_many_positives(n: int) -> None:
+    """Heavy queries like other items than light ones; query 0 has item 1, the sum is over all others."""
+    kinds = [[0, 2, 3], [1], [0], [0, 1], [2, 1, 0], [3, 0]]
+    pairs = Ragged.from_pairs(
+        torch.tensor([r for r, items in enumerate(kinds) for _ in items]),
+        torch.tensor([j for items in kinds for j in items]),
+        len(kinds),
+    )
+    score, g, seen = torch.tensor([0.5, -1.0, 1.0, 0.3]), torch.Generator().manual_seed(8), []
+    for _ in range(1500):
+        made = StreamingFrequency(1000, alpha=0.05)
+        stream_of = torch.randint(len(kinds), (250,), generator=g)
+        made.update(pairs.take(stream_of).values, n_queries=250)
+        # gaps up to here do not know the batch
+        taken = pairs.take(torch.cat([torch.tensor([1]), torch.randint(len(kinds), (3,), generator=g)]))
+        context = Context(taken.values, taken, taken.row_index())
+        draws = made.sample(context, n, generator=g)
+        weight = (score[draws.ids] - draws.log_expected).exp().masked_fill(context.mask(draws.ids)[0], 0)
+        seen.append(float(weight.sum()))
+    assert_unbiased(seen, float(score.exp()[[0, 2, 3]].sum()))
+
+
+def test_many_positives_count_by_their_average_and_one_each_is_as_before() -> None:
+    pairs = Ragged.from_pairs(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 0]), 2)
+    many = Context(pairs.values, pairs, pairs.row_index())
+    made = StreamingFrequency(1000, alpha=0.5)
+    made.update(torch.tensor([0, 1, 2, 0]), n_queries=2)
+    made.update(torch.tensor([0, 1, 2, 0]), n_queries=2)
+    draws = made.sample(many, 10)
+    assert draws.ids.tolist() == [0, 1, 2, 0]
+    gap = made.log_probability(torch.arange(3)).neg()
+    torch.testing.assert_close(draws.log_expected_of(torch.arange(3)), math.log(2) - gap)
+    few = made.sample(many, 1, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(few.log_expected_of(torch.arange(3)), math.log(1 / 4 * 2) - gap)
+    single = Ragged.from_pairs(torch.arange(3), torch.arange(3), 3)
+    other = StreamingFrequency(1000, alpha=0.5)
+    other.update(torch.tensor([0, 1, 2, 1]))
+    one, same = (
+        other.sample(context, 5)
+        for context in (Context(single.values), Context(single.values, single, single.row_index()))
+    )
+    assert torch.equal(one.ids, same.ids)
+    torch.testing.assert_close(one.log_expected, same.log_expected)
+
+
 def test_it_takes_the_batch_at_its_estimated_counts() -> None:
     made = StreamingFrequency(1000, alpha=0.5)
     assert isinstance(made, Proposal)
@@ -134,12 +181,13 @@ def test_no_others_are_no_candidates() -> None:
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
     ids, asked = stream(300, 7), torch.arange(5)
     made, other = (StreamingFrequency(50, 2, seed=9) for _ in range(2))
-    made.update(ids[:100])
+    made.update(ids[:100], n_queries=40)
     state = made.state_dict()
     made.update(ids[100:])
     other.load_state_dict(state)
     other.update(ids[100:])
     assert other.log_probability(asked).tolist() == made.log_probability(asked).tolist()
+    assert other.state_dict()["queries"] == 240
     for wrong in (StreamingFrequency(50, 2, seed=8), StreamingFrequency(51, 2, seed=9)):
         with pytest.raises(ValueError, match="same n_cells"):
             wrong.load_state_dict(state)
@@ -160,5 +208,9 @@ def test_bad_input_is_refused() -> None:
         made.update(torch.tensor([1.0]))
     with pytest.raises(ValueError, match="not be negative"):
         made.update(torch.tensor([1, -1]))
+    with pytest.raises(ValueError, match="one query or more"):
+        made.update(torch.tensor([1]), n_queries=0)
+    with pytest.raises(TypeError):
+        made.update(torch.tensor([1]), n_queries=1.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="call update"):
         made.sample(Context(torch.tensor([1, 2])), 3)

@@ -221,9 +221,39 @@ def test_simans_leaves_slots_empty_where_candidates_are_few() -> None:
     assert SimANS(8, 3, fixed(SCORES)).sample(context, 0).ids.shape == (2, 0)
 
 
+def test_simans_compares_many_positives_by_the_lowest_and_excludes_them_all() -> None:
+    pairs = Ragged.from_pairs(torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 3, 1, 2, 7]), 2)
+    order = torch.tensor([3, 1, 0, 4, 2])  # positives need not come by query
+    many = Context(pairs.values[order], pairs, pairs.row_index()[order])
+    lowest = Context(torch.tensor([3, 7]), pairs)
+    made = SimANS(8, 4, fixed(SCORES), a=0.3, b=-1.0)
+    for asked in (torch.arange(8), torch.tensor([5, 1])):
+        got, want = (
+            made.sample(context, 2, generator=torch.Generator().manual_seed(4)) for context in (many, lowest)
+        )
+        assert torch.equal(got.ids, want.ids)
+        assert torch.equal(got.log_expected_of(asked), want.log_expected_of(asked))
+    assert bool((got.log_expected_of(pairs.row(1))[1] == -math.inf).all())
+    candidates = torch.tensor([[5, 4, 1, 6], [6, 4, 5, 0]])
+    law = torch.zeros(2, 8, dtype=torch.float64)
+    for r, row in enumerate(candidates):
+        law[r, row] = simans_weights(SCORES[r, row], SCORES[r, [3, 7][r]], 0.3, -1.0).exp()
+    rows = torch.arange(2).repeat(4000)
+    taken = pairs.take(rows)
+    one = made.sample(
+        Context(taken.values, taken, taken.row_index()), 1, generator=torch.Generator().manual_seed(3)
+    )
+    assert_unbiased(torch.zeros(8000, 8).scatter_(1, one.ids, 1.0).view(-1, 2, 8), law)
+
+
 def test_simans_refuses_what_it_cannot_compare() -> None:
-    with pytest.raises(ValueError, match="one positive"):
-        SimANS(8, 3, fixed(SCORES)).sample(Context(BATCH.positives, BATCH.known, torch.tensor([0, 1])), 2)
+    pairs = Ragged.from_pairs(torch.tensor([0, 1]), torch.tensor([0, 2]), 2)
+    with pytest.raises(ValueError, match="query 1 has none"):
+        SimANS(8, 3, fixed(SCORES)).sample(Context(torch.tensor([0]), pairs, torch.tensor([0])), 2)
+    with pytest.raises(ValueError, match="positives must be finite"):
+        SimANS(8, 3, fixed(SCORES.masked_fill(SCORES > 4.4, math.inf))).sample(
+            Context(torch.tensor([0, 1, 2]), pairs, torch.tensor([0, 0, 1])), 2
+        )
     with pytest.raises(ValueError, match="positives must be finite"):
         SimANS(8, 3, fixed(SCORES.masked_fill(SCORES > 4.4, -math.inf))).sample(BATCH, 2)
     with pytest.raises(ValueError, match="positives and known"):
