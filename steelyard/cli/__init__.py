@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import steelyard
-from steelyard.cli import mine, neighbours, recommend, search, train
+from steelyard.cli import audit, mine, neighbours, recommend, search, train
 
 app = typer.Typer(
     name="steelyard",
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train")(train.command)
+app.command("audit")(audit.command)
 app.command("mine")(mine.command)
 app.command("recommend")(recommend.command)
 app.command("search")(search.command)

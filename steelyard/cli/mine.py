@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from steelyard.cli.answers import console
+from steelyard.cli.answers import console, progress
 from steelyard.cli.train import roles_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def command(
     if similarity not in ("cosine", "dot"):
         raise ValueError(f"similarity must be cosine or dot, got {similarity!r}.")
     pairs = _Pairs(data, format, roles_of(columns), queries, corpus, say)
-    with _progress(as_json) as watch:
+    with progress(as_json) as watch:
         if model is not None:
             collection, asked, documents = pairs.by_model(model)
         elif encoder is not None:
@@ -226,32 +226,6 @@ def _probes(index: str) -> int | None:
     if name != "ivf" or (number and not (number.isdigit() and int(number) > 0)):
         raise ValueError(f"index must be exact, ivf or ivf:PROBES, got {index!r}.")
     return int(number or 16)
-
-
-def _progress(quiet: bool) -> Any:
-    """A context whose value is called with what is done: a bar on a terminal, nothing elsewhere."""
-    from contextlib import contextmanager
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    @contextmanager
-    def bar() -> Any:
-        screen = Console(stderr=True)
-        with Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            console=screen, transient=True, disable=quiet or not screen.is_terminal,
-        ) as progress:  # fmt: skip
-            tasks: dict[str, Any] = {}
-
-            def watch(what: str, done: int, total: int) -> None:
-                if what not in tasks:
-                    tasks[what] = progress.add_task(what, total=total)
-                progress.update(tasks[what], completed=done)
-
-            yield watch
-
-    return bar()
 
 
 def _print(summary: dict[str, Any]) -> None:

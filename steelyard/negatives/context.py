@@ -25,14 +25,16 @@ class Context:
         known: items known to be relevant to each query, B rows, sorted; None where nothing but the
             positive is known. With `owner` it is needed, and holds each query's positives.
         owner: int64, (P,): the query of each positive, where a query may have many.
+        vectors: float, (B, d): the queries' vectors, for proposals that adapt to the query.
 
     Raises:
-        ValueError: `known` is missing or has another number of rows than there are queries.
+        ValueError: `known` is missing, or it or `vectors` has another number of rows than there are queries.
     """
 
     positives: Tensor
     known: Ragged | None = None
     owner: Tensor | None = None
+    vectors: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.positives.ndim != 1 or self.positives.dtype != torch.int64:
@@ -49,6 +51,8 @@ class Context:
                 )
         elif self.known is not None and len(self.known) != len(self.positives):
             raise ValueError(f"known has {len(self.known)} rows for {len(self.positives)} positives.")
+        if self.vectors is not None and (self.vectors.ndim != 2 or len(self.vectors) != len(self)):
+            raise ValueError(f"vectors must be ({len(self)}, d), got {tuple(self.vectors.shape)}.")
 
     def __len__(self) -> int:
         return len(self.positives) if self.known is None else len(self.known)

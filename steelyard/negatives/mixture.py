@@ -46,6 +46,8 @@ class Mixture:
     def split(self, n: int) -> list[int]:
         """How many of `n` draws each part makes: its share, by largest remainders.
 
+        Beside others, a part that is certain of some (`TopK.certain`) takes those first, and no more.
+
         Args:
             n: how many draws.
 
@@ -54,11 +56,20 @@ class Mixture:
             ValueError: a negative `n`.
         """
         check_number(n)
-        counts = [int(n * share) for share in self.shares]
-        order = sorted(range(len(counts)), key=lambda d: counts[d] - n * self.shares[d])
-        for d in order[: n - sum(counts)]:
-            counts[d] += 1
-        return counts
+        certain = [int(getattr(part, "certain", 0)) for part in self.parts]
+        if all(certain):
+            certain = [0] * len(certain)
+        counts: list[int] = []
+        for number in certain:
+            counts.append(min(number, n - sum(counts)))
+        left = n - sum(counts)
+        shares = [0.0 if number else share for number, share in zip(certain, self.shares, strict=True)]
+        shares = [share / sum(shares) for share in shares]
+        rest = [int(left * share) for share in shares]
+        order = sorted(range(len(rest)), key=lambda d: rest[d] - left * shares[d])
+        for d in order[: left - sum(rest)]:
+            rest[d] += 1
+        return [a + b for a, b in zip(counts, rest, strict=True)]
 
     def sample(self, context: Context, n: int, *, generator: torch.Generator | None = None) -> Draws:
         """Draw `n` candidates, split over the parts.

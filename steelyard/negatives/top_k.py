@@ -60,6 +60,11 @@ class TopK:
         if (self.score is None) == (self.top is None):
             raise ValueError("Give either score or top, and not both.")
 
+    @property
+    def certain(self) -> int:
+        """How many are taken with certainty: k."""
+        return self.k
+
     def sample(self, context: Context, n: int, *, generator: torch.Generator | None = None) -> Draws:
         """The k best of each query and n - k of the others.
 

@@ -1,5 +1,6 @@
 """Pictures and self-contained HTML pages of what a job did."""
 
+from steelyard.reports.auditing import write_audit_report
 from steelyard.reports.training import write_training_report
 
-__all__ = ["write_training_report"]
+__all__ = ["write_audit_report", "write_training_report"]

@@ -12,7 +12,7 @@ matplotlib.use("svg")
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 INK, ACCENT, SECOND, PALE = "#22303c", "#0f6b6b", "#c4622d", "#9aa7b0"
 BASE_COLOURS = (ACCENT, PALE, SECOND, "#6b5b95")
@@ -105,4 +105,47 @@ def slice_bars(slices: Sequence[Mapping[str, Any]], labels: Sequence[str], value
         )
     axes.set_xticks(range(len(slices)), labels, fontsize=8)
     axes.set_ylabel("share found in the first 20", fontsize=9, color=INK)
+    return _svg(figure)
+
+
+def error_bars(rows: Sequence[Mapping[str, Any]]) -> str:
+    """For each proposal its bias with weights and without, and its noise."""
+    figure, axes = _new(10.6, 0.9 + 0.62 * len(rows))
+    axes.grid(axis="x", color="#e8ecee", linewidth=0.8)
+    axes.grid(axis="y", visible=False)
+    kinds = (
+        ("bias", "bias, weighed", ACCENT),
+        ("bias_unweighed", "bias, unweighed", SECOND),
+        ("noise", "noise of a step", PALE),
+    )
+    for k, (key, label, colour) in enumerate(kinds):
+        places = [i + (k - 1) * 0.27 for i in range(len(rows))]
+        axes.barh(places, [row[key] for row in rows], 0.24, color=colour, label=label)
+        if key == "bias":
+            below = [row["bias"] - row["bias_low"] for row in rows]
+            above = [row["bias_high"] - row["bias"] for row in rows]
+            values = [row["bias"] for row in rows]
+            axes.errorbar(
+                values, places, xerr=[below, above], fmt="none", ecolor=INK, elinewidth=1, capsize=2
+            )
+    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=9)
+    axes.invert_yaxis()
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
+    return _svg(figure)
+
+
+def cost_and_error(rows: Sequence[Mapping[str, Any]], error: Mapping[str, float]) -> str:
+    """Each proposal as a point: microseconds a query, and the error of a step."""
+    figure, axes = _new(10.6, 3.6)
+    for i, row in enumerate(rows):
+        x, y = max(row["microseconds"], 1e-3), error[row["name"]]
+        axes.plot([x], [y], "o", color=BASE_COLOURS[i % 4], markersize=7)
+        axes.annotate(row["name"], (x, y), xytext=(7, 3), textcoords="offset points", fontsize=8, color=INK)
+    axes.set_xscale("log")
+    axes.margins(x=0.18, y=0.2)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("microseconds to draw and score a query's candidates", fontsize=9, color=INK)
+    axes.set_ylabel("error of one step", fontsize=9, color=INK)
     return _svg(figure)

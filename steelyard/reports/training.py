@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from steelyard.files import read_json, replacing
+from steelyard.files import read_json
 from steelyard.reports.figures import SECOND, curve, metric_bars, slice_bars
+from steelyard.reports.pages import write_page
 
 SHOWN = ("recall@10", "recall@20", "ndcg@10", "ndcg@20", "hit_rate@10", "mrr")
 
@@ -32,17 +32,7 @@ def write_training_report(folder: str | Path) -> Path:
     folder = Path(folder)
     metrics = read_json(folder / "metrics.json")
     log = _read_log(folder / "log.jsonl")
-    environment = Environment(
-        loader=PackageLoader("steelyard.reports", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    page = environment.get_template("page.html").render(**_content(metrics, log))
-    target = folder / "report.html"
-    with replacing(target) as temporary:
-        temporary.write_text(page, encoding="utf-8")
-    return target
+    return write_page(folder / "report.html", "training.html", _content(metrics, log))
 
 
 def _read_log(path: Path) -> list[dict[str, Any]]:
@@ -77,6 +67,9 @@ def _content(metrics: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, An
         "ess_note": f"At the end {ess:,.0f} of {draws:,} draws a batch: how many equally weighed "
         "negatives a query's draws are worth. A sharp softmax has few even when all items are taken; under random "
         "draws a number near 1 says that single draws carry the gradient: take more candidates.",
+        "loss_note": "Sampled softmax with weighed negatives: an estimate of the full softmax loss."
+        if settings["loss"] == "softmax"
+        else f"Bilateral softmax ({settings['loss']}) with weighed negatives; below 0 is no fault.",
         "asker": "query" if text else "user",
         "history": not text,
         "examples": metrics["examples"],

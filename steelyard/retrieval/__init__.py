@@ -1,5 +1,7 @@
 """Training retrievers and recommenders over large catalogues, and asking them."""
 
+from steelyard.retrieval.auditing import ProposalAudit, Scene, audit_proposals
+from steelyard.retrieval.auditing_job import Audited, audit
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.interactions import Interactions, Reading
 from steelyard.retrieval.job import Trained, train
@@ -11,17 +13,22 @@ from steelyard.retrieval.retriever import Retriever
 from steelyard.retrieval.splitting import split
 
 __all__ = [
+    "Audited",
     "Collection",
     "Interactions",
     "Mined",
     "MiningRules",
     "Negatives",
+    "ProposalAudit",
     "Reading",
     "Retriever",
+    "Scene",
     "Step",
     "Stopped",
     "TrainConfig",
     "Trained",
+    "audit",
+    "audit_proposals",
     "mine",
     "mine_negatives",
     "read_interactions",

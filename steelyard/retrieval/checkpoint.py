@@ -25,6 +25,7 @@ def save_checkpoint(
     generators: Mapping[str, torch.Generator],
     counters: Mapping[str, Any],
     identity: Mapping[str, Any],
+    snapshot: Mapping[str, Tensor],
 ) -> None:
     """Write weights, best weights, optimiser states, generator states and counters atomically.
 
@@ -36,6 +37,7 @@ def save_checkpoint(
         generators: by name.
         counters: plain values for JSON: epoch, position, scores.
         identity: plain values that tell this run from another: its settings, a hash of its data.
+        snapshot: what the epoch began with and its negatives are drawn by; may be empty.
     """
     tensors = {f"model/{name}": t for name, t in model.state_dict().items()}
     tensors |= {f"best/{name}": t for name, t in best.items()}
@@ -43,6 +45,7 @@ def save_checkpoint(
         for index, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{name}/{index}/{key}": value for key, value in state.items()}
     tensors |= {f"generator/{name}": generator.get_state() for name, generator in generators.items()}
+    tensors |= {f"snapshot/{name}": t for name, t in snapshot.items()}
     metadata = {"counters": json.dumps(counters), "identity": json.dumps(identity)}
     write_tensors(folder / CHECKPOINT, tensors, metadata)
 
@@ -54,11 +57,11 @@ def load_checkpoint(
     optimizers: Mapping[str, Optimizer],
     generators: Mapping[str, torch.Generator],
     identity: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """Restore what `save_checkpoint` wrote, in place.
 
     Returns:
-        The counters, and the best weights so far.
+        The counters, the best weights so far, and the epoch's snapshot.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -85,7 +88,7 @@ def load_checkpoint(
             f"{path} does not belong to this run: {error}. Give the data and settings it was started with, "
             "or start anew with --overwrite."
         ) from None
-    return counters, _under(tensors, "best/")
+    return counters, _under(tensors, "best/"), _under(tensors, "snapshot/")
 
 
 def _check_identity(saved: dict[str, Any], given: dict[str, Any]) -> None:

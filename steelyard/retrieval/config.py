@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import torch
 
+from steelyard.negatives import adapts
+
 Model = Literal["mf", "text"]
 METRIC = re.compile(r"(recall|precision|ndcg|map|hit_rate|mrr)@[1-9]\d{0,5}")
 LARGEST_SEED = 2**40
@@ -22,7 +24,7 @@ class TrainConfig:
     Args:
         model: "mf" (a vector for each user and item) or "text" (two towers over hashed n-grams).
         negatives: proposal, as `steelyard.negatives.proposal` reads it: "uniform", "popularity:0.75",
-            "in-batch+uniform", "everything" (the full softmax).
+            "in-batch+uniform", "everything" (the full softmax), "top50+uniform" and others that adapt to the query.
         loss: "softmax" (sampled softmax: the likelihood of the positives), or "bsl:1.2" (bilateral softmax with
             that power of its sum: negatives push more than a likelihood asks, which holds back the fit of noisy
             positives; for "cosine" only, with a fixed temperature).
@@ -128,6 +130,11 @@ class TrainConfig:
             raise ValueError(f"Unknown settings {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
         if changes.get("similarity") == "dot" or changes.get("learn_temperature"):
             changes = {"loss": "softmax"} | {k: v for k, v in changes.items() if (k, v) != ("loss", None)}
+        negatives = changes.get("negatives")
+        if isinstance(negatives, str) and adapts(negatives):
+            changes = {"candidates": 256} | {
+                k: v for k, v in changes.items() if (k, v) != ("candidates", None)
+            }
         base = DEFAULTS.get(model)
         if base is None:
             raise ValueError(f"model must be one of {', '.join(DEFAULTS)}, got {model!r}.")

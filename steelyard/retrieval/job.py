@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from steelyard.evaluation import count_ranks, ranking_metrics
 from steelyard.files import alone_in, write_json
-from steelyard.negatives import proposal
+from steelyard.negatives import Catalogue, adapts, proposal
 from steelyard.ragged import Ragged
 from steelyard.retrieval.checkpoint import CHECKPOINT
 from steelyard.retrieval.config import TrainConfig
@@ -92,7 +93,7 @@ def train(
     if folder is not None:
         _check_folder(folder, resume, overwrite)
     parts = partition(data, test, config, split_by)
-    proposal(config.negatives, parts.train.item_counts())  # says what is wrong before anything is touched
+    _check_negatives(config, parts.train.item_counts())
     with ExitStack() as held:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -138,6 +139,16 @@ def train(
             write_json(folder / METRICS, metrics)
             (folder / CHECKPOINT).unlink(missing_ok=True)
         return Trained(retriever, metrics)
+
+
+def _check_negatives(config: TrainConfig, counts: Tensor) -> None:
+    """Say what is wrong with the negatives before anything is touched."""
+    generator = config.generator(0)
+    if adapts(config.negatives):  # a small catalogue tells a wrong name or number
+        items = torch.randn(64, config.dim, generator=generator)
+        proposal(config.negatives, Catalogue(torch.ones(64), items=items), generator=generator)
+    else:
+        proposal(config.negatives, counts)
 
 
 def partition(data: Interactions, test: Interactions | None, config: TrainConfig, split_by: str) -> Parts:

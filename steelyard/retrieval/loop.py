@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from steelyard.losses import fused_sampled_softmax
-from steelyard.negatives import Context, proposal
+from steelyard.draws import Draws
+from steelyard.losses import bilateral_softmax, fused_sampled_softmax, sampled_softmax
+from steelyard.negatives import Catalogue, Context, adapts, proposal
 from steelyard.optim import RowAdagrad, RowAdam
 from steelyard.ragged import Ragged
 from steelyard.retrieval.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
@@ -196,7 +197,8 @@ class _Run:
             items[by_user],
         )
         self.queries = (self.pairs.counts > 0).nonzero().squeeze(1)
-        self.proposal = proposal(config.negatives, counts, len(self.queries))
+        self.counts, self.snapshot = counts, dict[str, Tensor]()
+        self.adapts = adapts(config.negatives)
         self.generator = config.generator(2)
         self.optimizers = _optimizers(model, config)
         self.counters = Counters()
@@ -209,7 +211,7 @@ class _Run:
 
     def load(self) -> None:
         assert self.folder is not None
-        values, self.best = load_checkpoint(
+        values, self.best, self.snapshot = load_checkpoint(
             self.folder,
             model=self.model,
             optimizers=self.optimizers,
@@ -231,6 +233,7 @@ class _Run:
                 generators={"negatives": self.generator},
                 counters=asdict(self.counters),
                 identity=self.identity,
+                snapshot=self.snapshot,
             )
 
     def open_log(self) -> None:
@@ -251,6 +254,7 @@ class _Run:
         shuffle = self.config.generator(1000 + self.counters.epoch)
         order = self.queries[torch.randperm(len(self.queries), generator=shuffle)]
         saved = time.monotonic()
+        self.refresh()
         while self.counters.position < len(order):
             batch = order[self.counters.position : self.counters.position + self.batch]
             self.step(batch)
@@ -261,30 +265,36 @@ class _Run:
                 self.save()
                 saved = time.monotonic()
 
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the epoch's proposal; one that adapts to queries looks at the items as the epoch began."""
+        encoder: Any = self.model.encoder
+        if self.adapts and (self.counters.position == 0 or not self.snapshot):
+            self.snapshot = {
+                "items": encoder.items(torch.arange(len(self.counts))).clone(),
+                "scale": self.model.log_scale.exp().clone(),
+            }
+        scale = float(self.snapshot.get("scale", 1.0))
+        catalogue = Catalogue(self.counts, len(self.queries), self.snapshot.get("items"), scale)
+        generator = self.config.generator(1_000_000 + self.counters.epoch)
+        self.proposal = proposal(self.config.negatives, catalogue, generator=generator)
+
     def step(self, users: Tensor) -> None:
         """One step on the named queries and all their positives."""
         encoder: Any = self.model.encoder
         pairs = self.pairs.take(users)
         items, owner = pairs.values, pairs.row_index()
-        context = Context(items, self.known.take(users), owner)
+        plain = encoder.queries(users)
+        context = Context(items, self.known.take(users), owner, plain.detach() if self.adapts else None)
         draws = self.proposal.sample(context, self.config.candidates, generator=self.generator)
         # Positives and draws repeat: each item is encoded once.
-        distinct, place = torch.unique(torch.cat([items, draws.ids]), return_inverse=True)
-        queries, vectors = self.drop_out(encoder.queries(users)), encoder.items(distinct)
-        candidates = vectors[place[len(items) :]]
+        distinct, place = torch.unique(torch.cat([items, draws.ids.flatten()]), return_inverse=True)
+        queries, vectors = self.drop_out(plain), encoder.items(distinct)
+        candidates = vectors[place[len(items) :]].reshape(*draws.ids.shape, vectors.shape[1])
         scale = self.model.log_scale.exp()
         hits = context.hits(draws.ids)
-        loss = fused_sampled_softmax(
-            (queries[owner] * vectors[place[: len(items)]]).sum(1) * scale,
-            queries,
-            candidates,
-            draws.log_expected,
-            scale=scale,
-            owner=owner,
-            hits=hits,
-            decoupled=self.config.loss != "softmax",
-            power=self.config.power,
-        )
+        positive = (queries[owner] * vectors[place[: len(items)]]).sum(1) * scale
+        loss = self.loss(positive, queries, candidates, draws, scale, owner, hits)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise FloatingPointError(
@@ -298,11 +308,47 @@ class _Run:
         counters.loss_sum += value * len(items)
         if counters.step % self.log_every == 0:
             few = slice(0, ESS_QUERIES)
-            log_weight = scale.detach() * queries.detach()[few] @ candidates.detach().T - draws.log_expected
+            log_weight = scores(
+                scale, queries[few], candidates if draws.ids.ndim == 1 else candidates[few]
+            ).detach()
+            log_weight -= draws.log_expected if draws.ids.ndim == 1 else draws.log_expected[few]
             inside = hits[0] < min(ESS_QUERIES, len(users))
             log_weight[hits[0][inside], hits[1][inside]] = -math.inf
-            ess = float(effective_sample_size(log_weight).mean()) if len(draws.ids) else 0.0
-            self.tell(value, ess, len(draws.ids))
+            n_draws = draws.ids.shape[-1]
+            ess = float(effective_sample_size(log_weight).mean()) if n_draws else 0.0
+            self.tell(value, ess, n_draws)
+
+    def loss(
+        self,
+        positive: Tensor,
+        queries: Tensor,
+        candidates: Tensor,
+        draws: Draws,
+        scale: Tensor,
+        owner: Tensor,
+        hits: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """The mean loss over the batch's positives; draws of each query's own are gathered, shared ones fused."""
+        decoupled, power = self.config.loss != "softmax", self.config.power
+        if draws.ids.ndim == 1:
+            return fused_sampled_softmax(
+                positive,
+                queries,
+                candidates,
+                draws.log_expected,
+                scale=scale,
+                owner=owner,
+                hits=hits,
+                decoupled=decoupled,
+                power=power,
+            )
+        mask = torch.zeros(draws.ids.shape, dtype=torch.bool)
+        mask[hits] = True
+        negative = scores(scale, queries, candidates)[owner]
+        log_expected, mask = draws.log_expected.to(negative.dtype)[owner], mask[owner]
+        if decoupled:
+            return bilateral_softmax(positive, negative, log_expected, mask, power=power)
+        return sampled_softmax(positive, negative, log_expected, mask)
 
     def drop_out(self, queries: Tensor) -> Tensor:
         """Leave out entries of the query vectors, and give back their length (cosine) or their mean (dot)."""
@@ -372,6 +418,13 @@ class _Run:
         patience_over = config.patience > 0 and counters.waited >= config.patience
         counters.finished = counters.epoch >= config.epochs or patience_over
         self.told = time.monotonic(), self.counters.pairs
+
+
+def scores(scale: Tensor, queries: Tensor, candidates: Tensor) -> Tensor:
+    """Scores of shared candidates (K, d), or of each query's own (B, K, d), by queries (B, d): (B, K)."""
+    if candidates.ndim == 2:
+        return scale * queries @ candidates.T
+    return scale * torch.bmm(candidates, queries.unsqueeze(2)).squeeze(2)
 
 
 def _optimizers(model: Model, config: TrainConfig) -> dict[str, Optimizer]:

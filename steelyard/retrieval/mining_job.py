@@ -320,7 +320,8 @@ def _on_ray(work: _Work, starts: list[int]) -> Iterator[tuple[int, pa.Table]]:
     task = ray.remote(_Work.block)
     waiting: dict[Any, int] = {}
     left = list(reversed(starts))
-    limit = max(2, 2 * int(ray.cluster_resources().get("CPU", 1)))
+    workers = ray.cluster_resources()  # type: ignore[no-untyped-call, unused-ignore]
+    limit = max(2, 2 * int(workers.get("CPU", 1)))
     while left or waiting:
         while left and len(waiting) < limit:
             start = left.pop()

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from steelyard.reports import write_training_report
-from steelyard.retrieval import Interactions, Retriever, Stopped, TrainConfig, train
-from steelyard.retrieval.job import partition
+from steelyard.retrieval import Interactions, Retriever, Stopped, TrainConfig, loop, train
+from steelyard.retrieval.job import build, partition
 from steelyard.retrieval.loop import Step
 from tests.retrieval import planted
 
@@ -32,7 +32,22 @@ def assert_same_model(a: Path, b: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "negatives", ["uniform", "popularity:0.75", "in-batch", "in-batch+uniform", "everything"]
+    "negatives",
+    [
+        "uniform",
+        "popularity:0.75",
+        "log-uniform",
+        "in-batch",
+        "in-batch+uniform",
+        "everything",
+        "top5+uniform",
+        "simans:10+in-batch+uniform",
+        "best-of:3",
+        "clusters:4",
+        "midx:3",
+        "quadratic:100+uniform",
+        "fourier:64",
+    ],
 )
 def test_it_finds_the_planted_groups_whatever_the_negatives(negatives: str) -> None:
     config = TrainConfig.of(
@@ -133,7 +148,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("negatives", ["uniform", "in-batch+popularity"])
+@pytest.mark.parametrize("negatives", ["uniform", "in-batch+popularity", "top5+uniform", "clusters:4"])
 def test_a_run_resumed_in_mid_epoch_is_bit_for_bit_the_uninterrupted_one(
     tmp_path: Path, negatives: str
 ) -> None:
@@ -357,6 +372,11 @@ def test_data_that_cannot_be_trained_on_is_refused() -> None:
         ({"metric": "ndcg@99999999999"}, "ndcg@20"),
         ({"seed": 2**70}, "seed"),
         ({"alpha": 1}, "Unknown settings alpha"),
+        ({"loss": "bpl"}, "loss must be softmax, bsl"),
+        ({"loss": "bsl:-1"}, "loss must be"),
+        ({"loss": "softmax:2"}, "loss must be"),
+        ({"loss": "bsl:1.2", "similarity": "dot"}, "give --loss softmax"),
+        ({"negatives": "topp"}, "Unknown negatives"),
     ],
 )
 def test_bad_settings_are_refused(changes: dict[str, object], said: str) -> None:
@@ -450,3 +470,35 @@ def test_recommendations_leave_out_what_was_seen_and_never_invent_items() -> Non
     assert answers["rank"].to_list() == [1, 2, 3, 4, 5]
     assert answers["score"].is_sorted(descending=True)
     assert isinstance(answers, pl.DataFrame)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "bsl:1.3"])
+def test_draws_of_each_querys_own_have_the_loss_of_shared_ones(loss: str) -> None:
+    """Everything drawn for each query apart is everything drawn once."""
+    from steelyard.draws import Draws
+    from steelyard.negatives import Context, Everything
+
+    class Apart:
+        def sample(self, context: Context, n: int, *, generator: torch.Generator | None = None) -> Draws:
+            shared = Everything(data.n_items).sample(context, n, generator=generator)
+            ids = shared.ids.expand(len(context), -1)
+            return Draws(ids, torch.zeros(ids.shape), shared.log_expected_of)
+
+    data = planted.interactions()
+    config = TrainConfig.of(
+        "mf", dim=8, epochs=1, batch=16, negatives="everything", loss=loss, dropout=0.0, patience=0
+    )
+    losses = []
+    for apart in (False, True):
+        parts = partition(data, None, config, "random")
+        run = loop._Run(
+            build(parts, config), parts.train.users, parts.train.items, parts.train.known(),
+            parts.train.item_counts(), config, None, {}, None,
+        )  # fmt: skip
+        run.refresh()
+        if apart:
+            run.proposal = Apart()
+        for batch in run.queries[:48].split(16):
+            run.step(batch)
+        losses.append(run.counters.loss_sum)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
