@@ -13,7 +13,7 @@ import pytest
 
 import steelyard
 from steelyard import evaluation, losses, negatives, optim, sampling, weights
-from steelyard.negatives import hard
+from steelyard.negatives import batches, hard, schedules
 
 REPO = Path(__file__).parents[1]
 LEDGER = REPO / "docs" / "methods.md"
@@ -28,6 +28,7 @@ NOT_METHODS = {
     "steelyard.negatives.adapts",
     "steelyard.negatives.first_refusal",
     "steelyard.negatives.hard.Triplets",
+    "steelyard.negatives.schedules.Replacement",
     "steelyard.negatives.proposal",
     "steelyard.evaluation.PopularitySlice",
     "steelyard.evaluation.RankingMetrics",
@@ -120,7 +121,7 @@ def test_a_row_imports_and_is_verified_by_a_test_that_is_collected(row: Row) -> 
 
 def test_every_public_method_is_in_the_ledger() -> None:
     public = set().union(
-        *(public_names(m) for m in (evaluation, losses, negatives, hard, optim, sampling, weights))
+        *(public_names(m) for m in (evaluation, losses, negatives, batches, hard, schedules, optim, sampling, weights))
     )
     listed = {in_code(row.path) for row in rows()}
     assert public - listed - NOT_METHODS == set()

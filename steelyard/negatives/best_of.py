@@ -16,7 +16,7 @@ from torch import Tensor
 from steelyard.draws import Draws
 from steelyard.negatives.asked import check_number, inside
 from steelyard.negatives.context import Context
-from steelyard.negatives.top_k import _known, _scores
+from steelyard.negatives.top_k import checked_scores, wanted_rows
 from steelyard.sampling.kmeans_plus_plus import next_uniform
 from steelyard.sampling.successive import draw_seeds, njit
 
@@ -86,7 +86,7 @@ class BestOf:
         """
         check_number(n)
         assert self.score is not None
-        known = _known(context, self.n_items)
+        known = wanted_rows(context, self.n_items)
         left = self.n_items - known.counts
         if bool((left <= 0).any()):
             raise ValueError(
@@ -94,7 +94,7 @@ class BestOf:
                 "nothing to draw for it; leave such queries out of training."
             )
         # NaN, which equals and exceeds nothing, takes out the known items.
-        scores = _scores(self.score, context, self.n_items).cpu().clone()
+        scores = checked_scores(self.score, context, self.n_items).cpu().clone()
         scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
         scores[known.row_index(), known.values] = math.nan
         table = scores.numpy()

@@ -177,5 +177,5 @@ def _words(spec: str) -> list[tuple[str, float | None]]:
         try:
             words.append((name, None if written is None else float(written)))
         except ValueError:
-            raise ValueError(f"Negatives {name!r}: {written!r} is no number.") from None
+            raise ValueError(f"Negatives {word.strip()!r}: {written!r} is no number.") from None
     return words

@@ -12,7 +12,7 @@ from torch import Tensor
 from steelyard.draws import Draws
 from steelyard.negatives.asked import check_number, inside
 from steelyard.negatives.context import Context
-from steelyard.negatives.uniform import _known_before
+from steelyard.negatives.uniform import known_before
 from steelyard.ragged import Ragged
 from steelyard.sampling.successive import without_replacement
 
@@ -89,13 +89,13 @@ class TopK:
             return Draws(nothing.long(), nothing, lambda asked: torch.full(asked.shape, -math.inf))
         if n < self.k:
             raise ValueError(f"n must be 0 or at least k={self.k}, the items taken with certainty, got {n}.")
-        known = _known(context, self.n_items)
+        known = wanted_rows(context, self.n_items)
         best = self._best(context, known)
         taken = _join(known, best)
         left = self.n_items - taken.counts.unsqueeze(1)
         u = torch.rand(len(context), n - self.k, generator=generator, dtype=torch.float64)
         r = torch.minimum((u * left).long(), (left - 1).clamp(min=0))
-        rest = r + _known_before(taken, r, self.n_items)
+        rest = r + known_before(taken, r, self.n_items)
         value = math.log(max(n - self.k, 1)) - left.to(torch.float32).log()  # +inf, empty, where none is left
         certain = torch.zeros(best.shape).masked_fill_(best < 0, math.inf)
         ids = torch.cat([best.clamp(min=0), rest.masked_fill(left == 0, 0)], 1)
@@ -112,7 +112,7 @@ class TopK:
     def _best(self, context: Context, known: Ragged) -> Tensor:
         """The best items of each query that are not known, (B, k); -1 in an empty slot."""
         if self.score is not None:
-            return _best_of(_scores(self.score, context, self.n_items), known, self.k)[0]
+            return _best_of(checked_scores(self.score, context, self.n_items), known, self.k)[0]
         assert self.top is not None
         best = torch.as_tensor(self.top(context))
         if best.dtype != torch.int64:
@@ -232,8 +232,8 @@ class SimANS:
                 positives or known items outside the catalogue; a query without a positive.
         """
         check_number(n)
-        scores = _scores(self.score, context, self.n_items)
-        known = _known(context, self.n_items)
+        scores = checked_scores(self.score, context, self.n_items)
+        known = wanted_rows(context, self.n_items)
         positive = _lowest_positive(scores, context)
         best, score = _best_of(scores, known, self.k)
         # Ascending ids, so that a candidate is found by a binary search; nothing lies past the catalogue.
@@ -253,8 +253,12 @@ class SimANS:
         return Draws(ids, draws.log_expected.float(), design)
 
 
-def _known(context: Context, n_items: int) -> Ragged:
-    """What each query is known to want, its positive included; refused outside the catalogue."""
+def wanted_rows(context: Context, n_items: int) -> Ragged:
+    """What each query is known to want, its positive included; one row a query.
+
+    Raises:
+        ValueError: a positive or a known item outside the catalogue.
+    """
     rows, values = torch.arange(len(context)), context.positives
     if context.owner is not None:
         rows = context.owner
@@ -298,7 +302,7 @@ def _among(rows: Ragged, asked: Tensor) -> Tensor:
     return Context(torch.zeros(0, dtype=torch.int64), rows, torch.zeros(0, dtype=torch.int64)).mask(asked)
 
 
-def _scores(score: Callable[[Context], Tensor], context: Context, n_items: int) -> Tensor:
+def checked_scores(score: Callable[[Context], Tensor], context: Context, n_items: int) -> Tensor:
     """What `score` says of a batch, refused unless it is one number for each query and item."""
     scores = torch.as_tensor(score(context)).detach()
     if not scores.is_floating_point():

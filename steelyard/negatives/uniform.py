@@ -86,10 +86,10 @@ class Uniform:
             wanted = Context(context.positives, known, context.owner).mask(asked.clamp(min=0))
             return torch.where(within & ~wanted, value_of.unsqueeze(1), -math.inf)
 
-        return Draws(r + _known_before(known, r, self.n_items), value_of.unsqueeze(1), design)
+        return Draws(r + known_before(known, r, self.n_items), value_of.unsqueeze(1), design)
 
 
-def _known_before(known: Ragged, r: Tensor, n_items: int) -> Tensor:
+def known_before(known: Ragged, r: Tensor, n_items: int) -> Tensor:
     """For each row and each r: how many known items lie at or before the r-th item of the complement."""
     rows = known.row_index()
     rank = torch.arange(len(known.values)) - known.offsets[rows]

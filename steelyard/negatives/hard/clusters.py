@@ -11,7 +11,7 @@ from torch import Tensor
 from steelyard.draws import Draws
 from steelyard.negatives.asked import check_number, inside
 from steelyard.negatives.context import Context
-from steelyard.negatives.uniform import _known_before
+from steelyard.negatives.uniform import known_before
 from steelyard.ragged import Ragged
 
 
@@ -80,7 +80,7 @@ def same_cluster_corruption(
 
     u = torch.rand(len(true), n, generator=generator, dtype=torch.float64)
     r = torch.minimum((u * left.unsqueeze(1)).long(), (left - 1).clamp(min=0).unsqueeze(1))
-    r = r + _known_before(out, r, size)
+    r = r + known_before(out, r, size)
     empty = (left == 0).unsqueeze(1)
     first = start[own].unsqueeze(1)
     ids = torch.where(fell_back.unsqueeze(1), r.clamp(max=size - 1), order[(first + r).clamp(max=size - 1)])
