@@ -69,7 +69,9 @@ def nfcorpus() -> tuple[Interactions, Parts, dict[str, object]]:
     return data, partition(data, None, config, "random"), settings
 
 
-def measure(parts: Parts, settings: dict[str, object], spec: str, metric: str, seconds: float) -> dict[str, object]:
+def measure(
+    parts: Parts, settings: dict[str, object], spec: str, metric: str, seconds: float
+) -> dict[str, object]:
     pairs, known = parts.train, parts.train.known()
 
     def train(epochs: int, config: TrainConfig) -> tuple[object, float, int]:

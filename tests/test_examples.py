@@ -79,3 +79,11 @@ def test_every_example_is_short_says_what_it_shows_and_is_run_here() -> None:
         assert text.startswith('"""'), path.name
         assert f'output("{path.name}"' in here, path.name
     assert len(EXAMPLES) >= 3
+
+
+def test_an_audit_shows_what_weights_are_worth(tmp_path: Path) -> None:
+    printed = output("audit_negatives.py", tmp_path)
+    bias, unweighed = numbers(r"bias +(\S+)%", printed), numbers(r"unweighed +(\S+)%", printed)
+    assert len(bias) == len(unweighed) == 5
+    assert max(bias) < 20
+    assert min(unweighed) > 25

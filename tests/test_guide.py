@@ -52,3 +52,22 @@ def test_the_table_of_files_names_what_a_run_leaves() -> None:
 def test_the_answer_shown_is_the_beginning_of_a_json_list() -> None:
     line = next(line for line in GUIDE.splitlines() if line.startswith('[{"item"'))
     assert list(json.loads(line.removesuffix(", ...") + "]")[0]) == ["item", "rank", "neighbour", "score"]
+
+
+@pytest.mark.parametrize("name", ["mine", "audit"])
+def test_the_guide_to_negatives_names_every_option(name: str) -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "negatives.md").read_text(encoding="utf-8")
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            assert any(f"`{option}" in guide or f" {option} " in guide for option in parameter.opts), (
+                parameter.opts
+            )
+
+
+def test_the_guide_to_negatives_names_every_proposal() -> None:
+    from steelyard.negatives import PROPOSALS
+
+    guide = (Path(__file__).parents[1] / "docs" / "negatives.md").read_text(encoding="utf-8")
+    for name in PROPOSALS:
+        assert f"`{name}" in guide
