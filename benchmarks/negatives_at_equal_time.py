@@ -53,7 +53,7 @@ def nfcorpus() -> tuple[Interactions, Parts, dict[str, object]]:
         queries = dict((row["_id"], row["text"]) for row in map(json.loads, file))
     with gzip.open(folder / "corpus.jsonl.gz") as file:
         corpus = dict((row["_id"], row["text"]) for row in map(json.loads, file))
-    pairs = pl.read_csv(gzip.open(folder / "qrels" / "train.tsv.gz").read(), separator="\t")
+    pairs = pl.read_csv(folder / "qrels" / "train.tsv.gz", separator="\t")
     rows = [
         {"query": queries[q], "document": corpus[d], "item": d}
         for q, d, score in pairs.iter_rows()

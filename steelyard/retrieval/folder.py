@@ -51,7 +51,7 @@ def read_folder(folder: Path) -> Parts:
     """
     content = _content(folder)
     with _faults_of(folder):
-        config = TrainConfig(**content["training"])
+        config = TrainConfig(**{"loss": "softmax"} | content["training"])  # older models name no loss
     _check_files(folder, content["files"], FILES[config.model])
     with _faults_of(folder):
         catalogue = pl.read_parquet(folder / ITEMS)
