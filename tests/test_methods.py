@@ -30,6 +30,7 @@ NOT_METHODS = {
     "steelyard.negatives.hard.Triplets",
     "steelyard.negatives.schedules.Replacement",
     "steelyard.negatives.proposal",
+    "steelyard.evaluation.PairedDifference",
     "steelyard.evaluation.PopularitySlice",
     "steelyard.evaluation.RankingMetrics",
     "steelyard.evaluation.Ranks",

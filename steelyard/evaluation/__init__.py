@@ -1,5 +1,6 @@
 """Exact ranking metrics over the whole catalogue, with intervals."""
 
+from steelyard.evaluation.comparing import PairedDifference, holm, paired_bootstrap
 from steelyard.evaluation.ranking import (
     PopularitySlice,
     RankingMetrics,
@@ -9,10 +10,13 @@ from steelyard.evaluation.ranking import (
 from steelyard.evaluation.ranks import Ranks, count_ranks, ranks_from_lists, ranks_from_scores
 
 __all__ = [
+    "PairedDifference",
     "PopularitySlice",
     "RankingMetrics",
     "Ranks",
     "count_ranks",
+    "holm",
+    "paired_bootstrap",
     "ranking_metrics",
     "ranks_from_lists",
     "ranks_from_scores",
