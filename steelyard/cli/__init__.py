@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import steelyard
-from steelyard.cli import audit, mine, neighbours, recommend, search, train
+from steelyard.cli import audit, compare, mine, neighbours, recommend, search, train
 
 app = typer.Typer(
     name="steelyard",
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 app.command("train")(train.command)
 app.command("audit")(audit.command)
+app.command("compare")(compare.command)
 app.command("mine")(mine.command)
 app.command("recommend")(recommend.command)
 app.command("search")(search.command)

@@ -99,7 +99,9 @@ def command(
     from steelyard.retrieval.demo import documentation_pairs
 
     pairs, held = (
-        (documentation_pairs(), None) if demo else _read(data or [], test, format, roles_of(columns), model)
+        (documentation_pairs(), None)
+        if demo
+        else read_pairs(data or [], test, format, roles_of(columns), model)
     )
 
     def say(line: str) -> None:
@@ -132,7 +134,7 @@ def command(
     typer.echo(f"Model in {folder}, report in {report}.")
 
 
-def _read(
+def read_pairs(
     data: list[str], test: list[str] | None, format: str, columns: dict[str, str] | None, model: str | None
 ) -> tuple[Interactions, Interactions | None]:
     from steelyard.retrieval import read_interactions, read_test

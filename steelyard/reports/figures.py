@@ -149,3 +149,54 @@ def cost_and_error(rows: Sequence[Mapping[str, Any]], error: Mapping[str, float]
     axes.set_xlabel("microseconds to draw and score a query's candidates", fontsize=9, color=INK)
     axes.set_ylabel("error of one step", fontsize=9, color=INK)
     return _svg(figure)
+
+
+def interval_rows(rows: Sequence[tuple[str, Mapping[str, float], Sequence[float]]], label: str) -> str:
+    """One line a contender: its mean with the interval, and a dot for each seed."""
+    figure, axes = _new(10.6, 0.9 + 0.42 * len(rows))
+    axes.grid(axis="x", color="#e8ecee", linewidth=0.8)
+    axes.grid(axis="y", visible=False)
+    for i, (_, value, seeds) in enumerate(rows):
+        axes.plot([value["low"], value["high"]], [i, i], color=ACCENT, linewidth=2)
+        axes.plot([value["mean"]], [i], "o", color=ACCENT, markersize=7)
+        axes.plot(seeds, [i] * len(seeds), "|", color=SECOND, markersize=9)
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=9)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(label, fontsize=9, color=INK)
+    return _svg(figure)
+
+
+def query_scatter(first: Sequence[float], second: Sequence[float], label: str, other: str) -> str:
+    """A dot for each query, at most 2,000 of them evenly taken."""
+    figure, axes = _new()
+    step = max(1, len(first) // 2000)
+    axes.plot([0, 1], [0, 1], color=PALE, linewidth=1)
+    axes.plot(second[::step], first[::step], "o", color=ACCENT, markersize=2.5, alpha=0.35)
+    axes.set_xlabel(other, fontsize=9, color=INK)
+    axes.set_ylabel(label, fontsize=9, color=INK)
+    return _svg(figure)
+
+
+def tuning_traces(trials: Sequence[Mapping[str, Any]], names: Sequence[str], label: str) -> str:
+    """Validation scores of the settings of each contender against the epochs that they were given."""
+    figure, axes = _new(10.6, 3.4)
+    for c, name in enumerate(names):
+        mine = [t for t in trials if t["cell"] == c and t["seed"] == 0 and not t["tested"]]
+        colour = BASE_COLOURS[c % 4]
+        axes.plot(
+            [t["epochs"] for t in mine],
+            [t["validation"] for t in mine],
+            "o",
+            color=colour,
+            markersize=4,
+            alpha=0.5,
+        )
+        best: dict[int, float] = {}
+        for t in mine:
+            best[t["epochs"]] = max(best.get(t["epochs"], 0.0), t["validation"])
+        axes.plot(sorted(best), [best[e] for e in sorted(best)], color=colour, linewidth=1.5, label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel("epochs", fontsize=9, color=INK)
+    axes.set_ylabel(label, fontsize=9, color=INK)
+    axes.legend(frameon=False, fontsize=8)
+    return _svg(figure)

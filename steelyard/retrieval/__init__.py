@@ -2,6 +2,7 @@
 
 from steelyard.retrieval.auditing import ProposalAudit, Scene, audit_proposals
 from steelyard.retrieval.auditing_job import Audited, audit
+from steelyard.retrieval.comparing import Cell, Compared, compare
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.interactions import Interactions, Reading
 from steelyard.retrieval.job import Trained, train
@@ -14,7 +15,9 @@ from steelyard.retrieval.splitting import split
 
 __all__ = [
     "Audited",
+    "Cell",
     "Collection",
+    "Compared",
     "Interactions",
     "Mined",
     "MiningRules",
@@ -29,6 +32,7 @@ __all__ = [
     "Trained",
     "audit",
     "audit_proposals",
+    "compare",
     "mine",
     "mine_negatives",
     "read_interactions",
