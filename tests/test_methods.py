@@ -20,6 +20,10 @@ LEDGER = REPO / "docs" / "methods.md"
 
 # Public names that compute nothing by themselves: containers, protocols, and names that make or tidy others.
 NOT_METHODS = {
+    "steelyard.losses.LOSSES",
+    "steelyard.losses.RetrievalLoss",
+    "steelyard.losses.Scored",
+    "steelyard.losses.retrieval_loss",
     "steelyard.negatives.PROPOSALS",
     "steelyard.negatives.Catalogue",
     "steelyard.negatives.Context",

@@ -43,7 +43,7 @@ def command(
         ),
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(help="softmax, or bsl:1.2 (more push from negatives; cosine only).")
+        str | None, typer.Option(help="softmax, bsl:1.2, psl, debiased, hard, ccl, bpr, bpr-max, top1-max, bce or gbce.")
     ] = None,
     candidates: Annotated[int | None, typer.Option(help="Draws shared by each batch.")] = None,
     dim: Annotated[int | None, typer.Option(help="Length of the vectors.")] = None,

@@ -27,6 +27,7 @@ from steelyard.losses.fused import fused_sampled_softmax, fused_softmax
 from steelyard.losses.judged import judge_alignment, judged_false_negatives
 from steelyard.losses.listwise import lambda_loss, listmle, listnet, ranknet
 from steelyard.losses.margins import margin_mse, tas_balanced_loss
+from steelyard.losses.named import LOSSES, RetrievalLoss, Scored, retrieval_loss
 from steelyard.losses.neural_ndcg import neural_ndcg
 from steelyard.losses.noise_contrastive import (
     log_posterior,
@@ -53,7 +54,10 @@ from steelyard.losses.softmax import sampled_softmax
 from steelyard.losses.softmax_variants import psl, sl_at_k, top_k_threshold
 
 __all__ = [
+    "LOSSES",
     "FalseNegativeHead",
+    "RetrievalLoss",
+    "Scored",
     "adaptive_relevance_margin",
     "bidirectional_margin",
     "bilateral_softmax",
@@ -96,6 +100,7 @@ __all__ = [
     "ranking_nce",
     "ranknet",
     "regression_compatible",
+    "retrieval_loss",
     "sample_teacher",
     "sampled_bce",
     "sampled_distillation",

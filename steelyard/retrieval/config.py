@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from steelyard.losses import retrieval_loss
 from steelyard.negatives import adapts
 
 Model = Literal["mf", "text"]
@@ -25,9 +26,9 @@ class TrainConfig:
         model: "mf" (a vector for each user and item) or "text" (two towers over hashed n-grams).
         negatives: proposal, as `steelyard.negatives.proposal` reads it: "uniform", "popularity:0.75",
             "in-batch+uniform", "everything" (the full softmax), "top50+uniform" and others that adapt to the query.
-        loss: "softmax" (sampled softmax: the likelihood of the positives), or "bsl:1.2" (bilateral softmax with
-            that power of its sum: negatives push more than a likelihood asks, which holds back the fit of noisy
-            positives; for "cosine" only, with a fixed temperature).
+        loss: as `steelyard.losses.retrieval_loss` reads it: "softmax" (sampled softmax: the likelihood of the
+            positives), "bsl:1.2" (bilateral softmax: negatives push more than a likelihood asks, which holds
+            back the fit of noisy positives), "bpr", "gbce:0.75" and others.
         candidates: draws shared by each batch, K.
         dim: length of the vectors.
         epochs: passes over the data at most.
@@ -97,11 +98,10 @@ class TrainConfig:
         for name in ("batch", "patience", "seed"):
             if not 0 <= getattr(self, name) < LARGEST_SEED:
                 raise ValueError(f"{name} must lie in [0, {LARGEST_SEED}), got {getattr(self, name)}.")
-        power = self.power
-        if power != 1 and (self.similarity != "cosine" or self.learn_temperature):
+        if retrieval_loss(self.loss).bounded and (self.similarity != "cosine" or self.learn_temperature):
             raise ValueError(
-                f"The loss {self.loss!r} falls without end as all scores shift, which needs cosines and a fixed "
-                "temperature: give --loss softmax."
+                f"The loss {self.loss!r} wants cosines and a fixed temperature: give --loss softmax, or leave "
+                "--similarity and --learn-temperature."
             )
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {self.decay}.")
@@ -130,8 +130,9 @@ class TrainConfig:
             raise ValueError(f"Unknown settings {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
         if changes.get("similarity") == "dot" or changes.get("learn_temperature"):
             changes = {"loss": "softmax"} | {k: v for k, v in changes.items() if (k, v) != ("loss", None)}
-        negatives = changes.get("negatives")
-        if isinstance(negatives, str) and adapts(negatives):
+        negatives, loss = changes.get("negatives"), changes.get("loss")
+        apart = isinstance(loss, str) and retrieval_loss(loss).fused is None
+        if apart or (isinstance(negatives, str) and adapts(negatives)):
             changes = {"candidates": 256} | {
                 k: v for k, v in changes.items() if (k, v) != ("candidates", None)
             }
@@ -139,22 +140,6 @@ class TrainConfig:
         if base is None:
             raise ValueError(f"model must be one of {', '.join(DEFAULTS)}, got {model!r}.")
         return replace(base, **{name: value for name, value in changes.items() if value is not None})
-
-    @property
-    def power(self) -> float:
-        """The power of the softmax's sum that the loss takes; 1 for "softmax"."""
-        name, colon, number = self.loss.partition(":")
-        if self.loss == "softmax":
-            return 1.0
-        try:
-            power = float(number) if colon else 1.2
-        except ValueError:
-            power = math.nan
-        if name != "bsl" or not 0 < power < math.inf:
-            raise ValueError(
-                f"loss must be softmax, bsl or bsl:POWER with a positive number, got {self.loss!r}."
-            )
-        return power
 
     def batch_of(self, n_queries: int) -> int:
         """Queries a step for a data set of so many: `batch`, or a hundredth of them, from 8 to 256."""

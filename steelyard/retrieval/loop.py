@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from steelyard.draws import Draws
-from steelyard.losses import bilateral_softmax, fused_sampled_softmax, sampled_softmax
+from steelyard.losses import Scored, fused_sampled_softmax, retrieval_loss
 from steelyard.negatives import Catalogue, Context, adapts, proposal
 from steelyard.optim import RowAdagrad, RowAdam
 from steelyard.ragged import Ragged
@@ -328,9 +328,9 @@ class _Run:
         owner: Tensor,
         hits: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """The mean loss over the batch's positives; draws of each query's own are gathered, shared ones fused."""
-        decoupled, power = self.config.loss != "softmax", self.config.power
-        if draws.ids.ndim == 1:
+        """The mean loss over the batch's positives; the softmax over shared draws is fused, others are gathered."""
+        loss = retrieval_loss(self.config.loss)
+        if draws.ids.ndim == 1 and loss.fused is not None:
             return fused_sampled_softmax(
                 positive,
                 queries,
@@ -339,16 +339,22 @@ class _Run:
                 scale=scale,
                 owner=owner,
                 hits=hits,
-                decoupled=decoupled,
-                power=power,
+                **loss.fused,  # type: ignore[arg-type]
             )
-        mask = torch.zeros(draws.ids.shape, dtype=torch.bool)
+        negative = scores(scale, queries, candidates)
+        mask = torch.zeros(negative.shape, dtype=torch.bool)
         mask[hits] = True
-        negative = scores(scale, queries, candidates)[owner]
-        log_expected, mask = draws.log_expected.to(negative.dtype)[owner], mask[owner]
-        if decoupled:
-            return bilateral_softmax(positive, negative, log_expected, mask, power=power)
-        return sampled_softmax(positive, negative, log_expected, mask)
+        log_expected = draws.log_expected.to(negative.dtype).expand_as(negative)
+        return loss(
+            Scored(
+                positive,
+                negative[owner],
+                log_expected[owner],
+                mask[owner],
+                float(scale.detach()),
+                len(self.counts),
+            )
+        )
 
     def drop_out(self, queries: Tensor) -> Tensor:
         """Leave out entries of the query vectors, and give back their length (cosine) or their mean (dot)."""
