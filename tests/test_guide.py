@@ -54,9 +54,11 @@ def test_the_answer_shown_is_the_beginning_of_a_json_list() -> None:
     assert list(json.loads(line.removesuffix(", ...") + "]")[0]) == ["item", "rank", "neighbour", "score"]
 
 
-@pytest.mark.parametrize("name", ["mine", "audit"])
-def test_the_guide_to_negatives_names_every_option(name: str) -> None:
-    guide = (Path(__file__).parents[1] / "docs" / "negatives.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("name", "page"), [("mine", "negatives.md"), ("audit", "negatives.md"), ("compare", "losses.md")]
+)
+def test_the_guides_name_every_option(name: str, page: str) -> None:
+    guide = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
     for parameter in command.params:
         if parameter.param_type_name == "option":
@@ -70,4 +72,12 @@ def test_the_guide_to_negatives_names_every_proposal() -> None:
 
     guide = (Path(__file__).parents[1] / "docs" / "negatives.md").read_text(encoding="utf-8")
     for name in PROPOSALS:
+        assert f"`{name}" in guide
+
+
+def test_the_guide_to_losses_names_every_loss_that_trains() -> None:
+    from steelyard.losses import LOSSES
+
+    guide = (Path(__file__).parents[1] / "docs" / "losses.md").read_text(encoding="utf-8")
+    for name in LOSSES:
         assert f"`{name}" in guide
