@@ -18,6 +18,8 @@ from torch import Tensor
 
 from steelyard.files import alone_in, read_json, replacing, write_json
 from steelyard.ragged import Ragged
+from steelyard.retrieval.bounded_search import CodedItems, code_items
+from steelyard.retrieval.index import top_k
 from steelyard.retrieval.interactions import Interactions, byte_blocks
 from steelyard.retrieval.layouts import LAYOUTS, arranged
 from steelyard.retrieval.mining import MiningRules, Negatives, Search, check_vectors, mine_negatives
@@ -25,6 +27,8 @@ from steelyard.retrieval.mining import MiningRules, Negatives, Search, check_vec
 SUMMARY, PLAN, PARTS = "mining.json", "plan.json", "parts"
 BLOCK = 1024
 """Queries a block: the unit of resuming, of the draw's generator and of the work that machines share."""
+AT_ONCE = 8
+Found = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -213,7 +217,8 @@ def mine(
         blocks = range(0, len(queries), BLOCK)
         todo = [start for start in blocks if not _part(parts, start).exists()]
         done = len(queries) - sum(min(BLOCK, len(queries) - start) for start in todo)
-        work = _Work(collection, queries, documents, rules, search, keep_removed)
+        coded = code_items(documents, queries, rules.range_max) if search is None else None
+        work = _Work(collection, queries, documents, rules, search, keep_removed, coded)
         run = _on_ray if engine == "ray" else _here
         for start, table in run(work, todo):
             with replacing(_part(parts, start)) as temporary:
@@ -265,20 +270,32 @@ class _Work:
     rules: MiningRules
     search: Search | None
     keep_removed: bool
+    coded: CodedItems | None
 
-    def block(self, start: int) -> pa.Table:
-        rows = torch.arange(start, min(start + BLOCK, len(self.queries)))
+    def rows(self, start: int, blocks: int = 1) -> Tensor:
+        return torch.arange(start, min(start + blocks * BLOCK, len(self.queries)))
+
+    def found(self, rows: Tensor) -> Found:
+        """The best documents of some queries, their positives left out."""
+        queries, positives = self.queries[rows], self.collection.positives.take(rows)
+        if self.search is not None:
+            return self.search(queries, positives)
+        return top_k(queries, self.documents, self.rules.range_max, exclude=positives, coded=self.coded)
+
+    def block(self, start: int, found: Found | None = None) -> pa.Table:
+        rows = self.rows(start)
+        best = self.found(rows) if found is None else found
         generator = torch.Generator().manual_seed(self.rules.seed * 1_000_003 + start)
-        found = mine_negatives(
+        mined = mine_negatives(
             self.queries[rows],
             self.documents,
             self.collection.positives.take(rows),
             self.rules,
             alike=self.collection.alike,
-            search=self.search,
+            search=lambda *_: best,
             generator=generator,
         )
-        return _table(found, start, self.keep_removed)
+        return _table(mined, start, self.keep_removed)
 
 
 def _table(found: Negatives, start: int, keep_removed: bool) -> pa.Table:
@@ -304,8 +321,16 @@ def _table(found: Negatives, start: int, keep_removed: bool) -> pa.Table:
 
 
 def _here(work: _Work, starts: list[int]) -> Iterator[tuple[int, pa.Table]]:
-    for start in starts:
-        yield start, work.block(start)
+    """Several blocks are searched at once, since the search gives each core a block of queries."""
+    while starts:
+        together = 1
+        while together < min(AT_ONCE, len(starts)) and starts[together] == starts[0] + together * BLOCK:
+            together += 1
+        score, ids = work.found(work.rows(starts[0], together))
+        for place, start in enumerate(starts[:together]):
+            part = slice(place * BLOCK, (place + 1) * BLOCK)
+            yield start, work.block(start, (score[part], ids[part]))
+        starts = starts[together:]
 
 
 def _on_ray(work: _Work, starts: list[int]) -> Iterator[tuple[int, pa.Table]]:
