@@ -280,7 +280,8 @@ class _Work:
         queries, positives = self.queries[rows], self.collection.positives.take(rows)
         if self.search is not None:
             return self.search(queries, positives)
-        return top_k(queries, self.documents, self.rules.range_max, exclude=positives, coded=self.coded)
+        documents = self.documents if self.coded is None else self.coded.items  # the same, on any machine
+        return top_k(queries, documents, self.rules.range_max, exclude=positives, coded=self.coded)
 
     def block(self, start: int, found: Found | None = None) -> pa.Table:
         rows = self.rows(start)
