@@ -1,4 +1,4 @@
-"""Hard negatives by exact search: `mine_negatives` against sentence-transformers' `mine_hard_negatives`.
+"""Hard negatives by exact search: `steelyard mine` (the job: blocks, files and all) against sentence-transformers' `mine_hard_negatives`.
 
 N queries, one positive document each, among N documents, both with vectors of a sentence encoder that are made
 beforehand, so that mining alone is timed: the 3 best of the 100 closest, those within 5 % of the positive's score
@@ -27,13 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from torch.nn import functional
 
 from steelyard.ragged import Ragged
 from steelyard.retrieval.bounded_search import code_items
 from steelyard.retrieval.index import top_k
-from steelyard.retrieval.mining import MiningRules, mine_negatives
+from steelyard.retrieval.mining import MiningRules
+from steelyard.retrieval.mining_job import Collection, mine
 
 NEGATIVES, RANKS, MARGIN = 3, 100, 0.05
 Mined = tuple[tuple[float, float], np.ndarray, np.ndarray]
@@ -118,12 +120,18 @@ def by_us(documents: torch.Tensor, queries: torch.Tensor) -> Mined:
     few = documents[:5000]
     for coded in (None, code_items(few, queries[:999], RANKS)):  # compiles outside the clock
         top_k(queries[:8], few, RANKS, coded=coded)
-    mine_negatives(queries[:8], few, Ragged(torch.arange(9), rows[:8]), rules)
-    start = clocks()
-    mined = mine_negatives(queries, documents, Ragged(torch.arange(len(queries) + 1), rows), rules)
-    taken = mined.where(mined.taken)
-    spent = since(start)
-    return spent, taken.query.numpy(), taken.document.numpy()
+    little = pl.int_range(8, eager=True)
+    with tempfile.TemporaryDirectory() as folder:
+        first = Collection(Ragged(torch.arange(9), rows[:8]), little, pl.int_range(len(few), eager=True))
+        mine(first, queries[:8], few, rules, out=Path(folder) / "out")
+    ids = pl.int_range(len(rows), eager=True)
+    collection = Collection(Ragged(torch.arange(len(rows) + 1), rows), ids, ids)
+    with tempfile.TemporaryDirectory() as folder:
+        start = clocks()
+        path = mine(collection, queries, documents, rules, out=Path(folder) / "out").path
+        spent = since(start)
+        table = pl.read_parquet(path)
+    return spent, table["query"].to_numpy(), table["negative"].to_numpy()
 
 
 def one(name: str, folder: Path) -> None:

@@ -44,6 +44,22 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse a folder in which nothing can be written, before the work and not after it.
+
+    Raises:
+        OSError: in words.
+    """
+    probe = folder / f".{os.getpid()}.part"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OSError(
+            error.errno, f"nothing can be written in {folder} ({error.strerror}); give another --out"
+        ) from None
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary name beside `path`, and rename it to `path` once the block ends without error.

@@ -87,6 +87,7 @@ def command(
     the draw took it; mining.json counts what each rule removed.
     """
     from steelyard.retrieval import MiningRules, mine
+    from steelyard.retrieval.mining_job import check_job
 
     def say(line: str) -> None:
         if not as_json:
@@ -104,6 +105,7 @@ def command(
         )
     if similarity not in ("cosine", "dot"):
         raise ValueError(f"similarity must be cosine or dot, got {similarity!r}.")
+    check_job(out, layout, to, engine, resume, overwrite)
     pairs = _Pairs(data, format, roles_of(columns), queries, corpus, say)
     with progress(as_json) as watch:
         if model is not None:
@@ -155,16 +157,19 @@ class _Pairs:
         self.say(str(pairs.reading))
         return pairs
 
-    def texts(self) -> Collection:
+    def texts(self) -> tuple[Collection, Tensor | None]:
+        """The collection, and the rows of the queries file that it keeps, where there is one."""
         from steelyard.retrieval import Collection, read_texts
 
         if self.queries is None or self.corpus is None:
-            return Collection.of(self.read("text"))
+            return Collection.of(self.read("text")), None
         pairs = Collection.of(self.read("ids"))
-        collection, left_out = pairs.with_texts(read_texts(self.queries), read_texts(self.corpus))
+        asked = read_texts(self.queries)
+        self.lines = len(asked)
+        collection, rows, left_out = pairs.with_texts(asked, read_texts(self.corpus))
         if left_out:
             self.say(f"{left_out:,} pairs are left out: the files lack a text of theirs.")
-        return collection
+        return collection, rows
 
     def by_model(self, folder: Path) -> Loaded:
         from steelyard.retrieval import Retriever
@@ -173,7 +178,7 @@ class _Pairs:
         retriever = Retriever.load(folder)
         if retriever.item_texts is None:
             return by_model(retriever, self.read("ids"), self.say)
-        collection = self.texts()
+        collection, _ = self.texts()
         assert collection.query_texts is not None
         assert collection.document_texts is not None
         asked, documents = (
@@ -187,7 +192,7 @@ class _Pairs:
     ) -> Loaded:
         from steelyard.retrieval.encoding import SentenceEncoder, encode_collection
 
-        collection = self.texts()
+        collection, _ = self.texts()
         asked, documents = encode_collection(
             SentenceEncoder(name), collection, out / "vectors", overwrite=overwrite, watch=watch
         )
@@ -198,7 +203,14 @@ class _Pairs:
 
         asked, documents = read_vectors(query_file), read_vectors(document_file)
         if self.queries is not None:
-            collection = self.texts()
+            collection, rows = self.texts()
+            assert rows is not None
+            if len(asked) != self.lines:
+                raise ValueError(
+                    f"{query_file} has {len(asked):,} vectors for the {self.lines:,} queries of {self.queries}: a vector "
+                    "for each line, in the same order."
+                )
+            asked = asked[rows]
         else:
             collection, asked = numbered(self.read("ids"), asked, documents)
         if similarity == "dot":

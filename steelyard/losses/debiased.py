@@ -291,6 +291,9 @@ def _weighed(
         ) from None
     if mask is not None:
         log_weight = log_weight.masked_fill(mask, -math.inf)
+    log_weight = log_weight.masked_fill(
+        score.detach() == -math.inf, -math.inf
+    )  # it adds nothing, and 0 * inf is NaN
     return score.masked_fill(log_weight == -math.inf, 0.0), log_weight
 
 
@@ -316,7 +319,7 @@ def _true_log_mean(log_mean: Tensor, log_false: Tensor, tau: float | Tensor, log
     left = (gap < 0) & (share > 0)  # False where there is nothing to take off, or nothing is left
     log_rest = log_mean + torch.log(-torch.expm1(torch.where(left, gap, -1.0))) - torch.log1p(-share)
     rest = torch.where(left & (log_rest > log_floor), log_rest, log_floor)
-    result = torch.where(share > 0, rest, log_mean)
+    result = torch.where((share > 0) & ~log_mean.isnan(), rest, log_mean)  # NaN must not become the floor
     return torch.where(log_mean == -math.inf, log_mean, result)
 
 

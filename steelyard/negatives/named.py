@@ -72,11 +72,20 @@ def query_vectors(context: Context) -> Tensor:
     return context.vectors
 
 
-def _whole(number: float | None, default: int, catalogue: Catalogue) -> int:
+def _whole(number: float | None, default: int, most: int) -> int:
     value = default if number is None else number
-    if value != int(value) or value < 1:
+    if not (1 <= value < math.inf and value == int(value)):
         raise ValueError(f"wants a whole number from 1 on, got {value:g}.")
-    return min(int(value), len(catalogue.counts))
+    return min(int(value), most)
+
+
+def _codewords(number: float | None, c: Catalogue) -> int:
+    """Codewords of each half: their square is the number of cells, and more cells than items tell nothing."""
+    most = max(1, 4 * math.isqrt(len(c.counts)))
+    k = _whole(number, min(32, most), 10**9)
+    if k > most:
+        raise ValueError(f"{k} x {k} cells are far more than the {len(c.counts)} items: take at most {most}.")
+    return k
 
 
 def _root(catalogue: Catalogue) -> int:
@@ -91,20 +100,24 @@ PROPOSALS: dict[str, Make] = {
     ),
     "in-batch": lambda c, _, __: InBatch(c.counts, c.n_queries),
     "everything": lambda c, _, __: Everything(len(c.counts)),
-    "top": lambda c, k, _: TopK(len(c.counts), _whole(k, 50, c), score=c.score),
-    "simans": lambda c, k, _: SimANS(len(c.counts), _whole(k, 200, c), score=c.score),
-    "best-of": lambda c, m, _: BestOf(len(c.counts), _whole(m, 4, c), score=c.score),
+    "top": lambda c, k, _: TopK(len(c.counts), _whole(k, 50, len(c.counts)), score=c.score),
+    "simans": lambda c, k, _: SimANS(len(c.counts), _whole(k, 200, len(c.counts)), score=c.score),
+    "best-of": lambda c, m, _: BestOf(len(c.counts), _whole(m, 4, 10**9), score=c.score),
     "clusters": lambda c, k, g: Clusters.fit(
-        c.vectors, _whole(k, _root(c), c), query_vectors, temperature=1 / c.scale, generator=g
+        c.vectors, _whole(k, _root(c), len(c.counts)), query_vectors, temperature=1 / c.scale, generator=g
     ),
     "midx": lambda c, k, g: InvertedMultiIndex.fit(
-        c.vectors, _whole(k, 32, c), query_vectors, temperature=1 / c.scale, generator=g
+        c.vectors, _codewords(k, c), query_vectors, temperature=1 / c.scale, generator=g
     ),
     "quadratic": lambda c, alpha, _: QuadraticKernel(
         c.vectors, query_vectors, alpha=100.0 if alpha is None else alpha
     ),
     "fourier": lambda c, features, g: RandomFourier(
-        c.vectors, query_vectors, temperature=1 / c.scale, n_features=int(features or 256), generator=g
+        c.vectors,
+        query_vectors,
+        temperature=1 / c.scale,
+        n_features=_whole(features, 256, 1 << 16),
+        generator=g,
     ),
 }
 TAKES_A_NUMBER = {"popularity", "top", "simans", "best-of", "clusters", "midx", "quadratic", "fourier"}
@@ -151,7 +164,7 @@ def proposal(
     """
     if isinstance(catalogue, Tensor):
         catalogue = Catalogue(catalogue)
-    parts = []
+    parts: list[Proposal] = []
     for name, number in _words(spec):
         try:
             parts.append(PROPOSALS[name](catalogue, number, generator))

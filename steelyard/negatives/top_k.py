@@ -168,7 +168,7 @@ def simans_weights(scores: Tensor, positive: Tensor, a: float = 1.0, b: float = 
     far = (scores.double() - positive.double().unsqueeze(-1) - b).abs()
     nearest = far.amin(-1, keepdim=True) if far.shape[-1] else far
     # The difference of the squares as a product, which keeps the digits of two that are large and near.
-    log_w = -a * (far - nearest) * (far + nearest)
+    log_w = torch.nan_to_num(-a * (far - nearest) * (far + nearest), nan=0.0)  # inf - inf, or 0 inf: ties
     log_w = torch.where(live, log_w, -math.inf)
     return torch.where(live, torch.log_softmax(log_w, -1), -math.inf)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steelyard.files import write_json
+from steelyard.files import check_writable, write_json
 from steelyard.negatives import Catalogue, proposal
 from steelyard.ragged import Ragged
 from steelyard.retrieval.auditing import ProposalAudit, Scene, audit_proposals
@@ -62,6 +62,9 @@ def audit(
 ) -> Audited:
     """Measure on the person's own data what each proposal does to the softmax gradient of a trained model.
 
+    The yardstick is the softmax over everything, whatever loss the model was trained by; each query has one
+    positive, and in-batch candidates come from batches of independent pairs, as in a loop of one positive a query.
+
     A model of ids is audited at pairs of its own training; items of `data` that their user did not take in
     training are held-out positives, and a draw that hits one is a false negative. A text model is audited at a
     random pair of each query of `data`; the query's other documents are held out.
@@ -91,8 +94,15 @@ def audit(
             f"{candidates:,} candidates were asked for, but there are {len(model.item_ids):,} items: take fewer, or "
             "train with the negatives `everything`."
         )
+    if not all(negatives):
+        raise ValueError(
+            "--negatives has an empty name: give names joined by commas, such as uniform,in-batch."
+        )
     if len(set(negatives)) < len(negatives):
         raise ValueError(f"A proposal is named twice in {', '.join(negatives)}.")
+    if out is not None:  # what cannot be written is said before the work
+        Path(out).expanduser().mkdir(parents=True, exist_ok=True)
+        check_writable(Path(out).expanduser())
     generator = torch.Generator().manual_seed(seed)
     scene, counts = scene_of(model, data, queries, generator, say)
     catalogue = Catalogue(counts, items=scene.items, scale=scene.scale)
@@ -110,9 +120,7 @@ def audit(
     words = advice(audits, candidates)
     summary["advice"] = words
     if out is not None:
-        folder = Path(out).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / AUDIT, summary)
+        write_json(Path(out).expanduser() / AUDIT, summary)
     return Audited(audits, words, summary)
 
 
@@ -224,8 +232,9 @@ def advice(audits: list[ProposalAudit], candidates: int) -> list[str]:
     if pushed:
         most, fewest = max(pushed, key=_push), min(pushed, key=_push)
         words.append(
-            f"False negatives: {_push(most):.1%} of the push of {most.name} goes against held-out positives, "
-            f"{_push(fewest):.1%} of {fewest.name}'s. The full softmax pushes against them too; only filters or more "
+            f"False negatives: {_push(most):.1%} of the push of {most.name} goes against held-out positives"
+            + (f", {_push(fewest):.1%} of {fewest.name}'s" if fewest is not most else "")
+            + ". The full softmax pushes against them too; only filters or more "
             "labels help."
         )
     return words

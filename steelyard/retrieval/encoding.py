@@ -13,7 +13,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from steelyard.files import read_json, replacing, write_json
+from steelyard.files import alone_in, read_json, replacing, write_json
 from steelyard.retrieval.mining_job import Collection
 
 BLOCK = 4096
@@ -134,7 +134,7 @@ def encode_collection(
         encoder: the model.
         collection: with texts.
         folder: for `queries.npy`, `documents.npy` and the fingerprint of what they were made from.
-        overwrite: encode anew whatever the folder holds.
+        overwrite: replace vectors that were made by another model or from other texts; the same ones are kept.
         watch: called with what is encoded, how many are done, and of how many.
 
     Returns:
@@ -147,8 +147,22 @@ def encode_collection(
     assert collection.query_texts is not None
     assert collection.document_texts is not None
     made_from = {"model": encoder.fingerprint(), "collection": collection.fingerprint()}
-    note = folder / "made_from.json"
     folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        return _encoded_in(folder, encoder, collection, made_from, overwrite, watch)
+
+
+def _encoded_in(
+    folder: Path,
+    encoder: SentenceEncoder,
+    collection: Collection,
+    made_from: dict[str, str],
+    overwrite: bool,
+    watch: Callable[[str, int, int], None],
+) -> tuple[Tensor, Tensor]:
+    assert collection.query_texts is not None
+    assert collection.document_texts is not None
+    note = folder / "made_from.json"
     if note.exists() and not overwrite and read_json(note) != made_from:
         raise ValueError(
             f"The vectors in {folder} were made by another model or from other texts: give --overwrite to encode "

@@ -65,7 +65,8 @@ def _index(faiss: Any, documents: Tensor, file: Path | None) -> Any:
     beside = None if file is None else file.with_name(file.name + ".json")
     if file is not None and file.exists():
         assert beside is not None
-        if read_json(beside).get("vectors") != vectors_fingerprint(documents):
+        note = read_json(beside)
+        if not isinstance(note, dict) or note.get("vectors") != vectors_fingerprint(documents):
             raise ValueError(
                 f"The index {file} was built from other vectors than these {len(documents):,} documents' (another "
                 "model, or another corpus): remove it, or name another file."

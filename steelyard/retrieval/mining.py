@@ -23,6 +23,7 @@ from steelyard.negatives.filters import (
 from steelyard.negatives.top_k import simans_weights
 from steelyard.ragged import Ragged
 from steelyard.retrieval.index import top_k
+from steelyard.retrieval.shortlist import pair_scores
 from steelyard.sampling import without_replacement
 
 Search = Callable[[Tensor, Ragged], tuple[Tensor, Tensor]]
@@ -41,7 +42,8 @@ class MiningRules:
         absolute_margin: keep what scores below the positive by this much; None for no such rule.
         percentage: keep what scores at most this share of the positive (0.95, say); None for no such rule.
         pick: "top" (the best of what is left), "random" (equal chances), or "simans" with optional numbers
-            "simans:a:b" (chances of exp(-a (score - positive - b)^2); a = 0.5 and b = 0 by default).
+            "simans:a:b" (chances of exp(-a (score - positive - b)^2); a = 100 and b = 0 by default, for cosines:
+            a tenth away from the positive a candidate then has the e-th part of the chance).
         seed: seed of the draw.
 
     Raises:
@@ -97,7 +99,7 @@ class MiningRules:
         if name in ("top", "random") and not numbers:
             return None
         try:
-            a, b = (float(x) for x in [*numbers, *("0.5", "0")[len(numbers) :]])
+            a, b = (float(x) for x in [*numbers, *("100", "0")[len(numbers) :]])
         except ValueError:
             a = math.nan
         if name != "simans" or not (0 <= a < math.inf and math.isfinite(b)):
@@ -191,9 +193,34 @@ def mine_negatives(
     rules = rules or MiningRules()
     check_vectors(queries, documents, positives)
     if search is None:
-        score, ids = top_k(queries, documents, rules.range_max, exclude=positives)
+        found = top_k(queries, documents, rules.range_max, exclude=positives)
     else:
-        score, ids = search(queries, positives)
+        found = search(queries, positives)
+    return pick_negatives(queries, documents, positives, rules, found, alike=alike, generator=generator)
+
+
+def pick_negatives(
+    queries: Tensor,
+    documents: Tensor,
+    positives: Ragged,
+    rules: MiningRules,
+    found: tuple[Tensor, Tensor],
+    *,
+    alike: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Negatives:
+    """The second half of `mine_negatives`: rules and pick on what a search found, inputs unchecked.
+
+    Args:
+        queries: float, (B, d).
+        documents: float, (I, d).
+        positives: B rows, none empty.
+        rules: what is looked at and taken.
+        found: scores and rows of documents, (B, k), scores falling.
+        alike: int64, (I,): the group of each document.
+        generator: source of randomness.
+    """
+    score, ids = found
     positive = lowest_positive(queries, documents, positives)
     mined = Mined(ids, score, positive)
     chain = rules.filters()
@@ -256,13 +283,8 @@ def lowest_positive(queries: Tensor, documents: Tensor, positives: Ragged) -> Te
         float, (B,).
     """
     row = positives.row_index()
-    lowest = queries.new_full((len(queries),), math.inf)
-    step = 1 << 16  # pairs at a time: their vectors are gathered
-    for start in range(0, len(row), step):
-        part = slice(start, start + step)
-        score = (queries[row[part]] * documents[positives.values[part]]).sum(1)
-        lowest.scatter_reduce_(0, row[part], score, "amin")
-    return lowest
+    score = pair_scores(queries, documents, row, positives.values)
+    return torch.full((len(queries),), math.inf).scatter_reduce_(0, row, score, "amin")
 
 
 def check_vectors(queries: Tensor, documents: Tensor, positives: Ragged) -> None:
@@ -291,8 +313,10 @@ def check_vectors(queries: Tensor, documents: Tensor, positives: Ragged) -> None
     if len(queries) and int(positives.counts.min()) == 0:
         bad = int((positives.counts == 0).nonzero()[0])
         raise ValueError(f"Query {bad} has no positive to be compared with: leave it out.")
-    if len(positives.values) and int(positives.values.max()) >= len(documents):
-        raise ValueError(
-            f"Positive {int(positives.values.max())} is none of the {len(documents)} documents: the vectors "
-            "and the pairs come from different catalogues."
-        )
+    if len(positives.values):
+        low, high = (int(x) for x in positives.values.aminmax())
+        if low < 0 or high >= len(documents):
+            raise ValueError(
+                f"Positive {low if low < 0 else high} is none of the {len(documents)} documents: the vectors and the "
+                "pairs come from different catalogues."
+            )

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from steelyard.files import alone_in, read_json, replacing, write_json
+from steelyard.files import alone_in, check_writable, read_json, replacing, write_json
 from steelyard.ragged import Ragged
 from steelyard.retrieval.bounded_search import CodedItems, code_items
 from steelyard.retrieval.index import top_k
 from steelyard.retrieval.interactions import Interactions, byte_blocks
 from steelyard.retrieval.layouts import LAYOUTS, arranged
-from steelyard.retrieval.mining import MiningRules, Negatives, Search, check_vectors, mine_negatives
+from steelyard.retrieval.mining import MiningRules, Negatives, Search, check_vectors, pick_negatives
 
 SUMMARY, PLAN, PARTS = "mining.json", "plan.json", "parts"
 BLOCK = 1024
@@ -67,7 +67,7 @@ class Collection:
             known.take(asked), queries, data.item_ids, queries if data.is_text else None, data.item_texts
         )
 
-    def with_texts(self, queries: pl.DataFrame, documents: pl.DataFrame) -> tuple[Collection, int]:
+    def with_texts(self, queries: pl.DataFrame, documents: pl.DataFrame) -> tuple[Collection, Tensor, int]:
         """The same queries with texts by id, among all documents of a corpus.
 
         Args:
@@ -75,8 +75,8 @@ class Collection:
             documents: columns id and text; those that no query asks for are candidates too.
 
         Returns:
-            The collection over all documents, and how many pairs were left out because a file has no text of
-            the query or of the document.
+            The collection over all documents; the rows of `queries` that have a positive, int64, in its order; and
+            how many pairs were left out because a file has no text of the query or of the document.
 
         Raises:
             ValueError: no pair is left.
@@ -98,7 +98,7 @@ class Collection:
         positives = Ragged.from_pairs(place, answer[known], len(rows))
         left = queries[rows.tolist()]
         collection = Collection(positives, left["id"], documents["id"], left["text"], documents["text"])
-        return collection, int((~known).sum())
+        return collection, rows, int((~known).sum())
 
     @cached_property
     def alike(self) -> Tensor | None:
@@ -131,6 +131,29 @@ class Mined:
 
     path: Path
     summary: dict[str, Any]
+
+
+def check_job(out: str | Path, layout: str, format: str, engine: str, resume: bool, overwrite: bool) -> None:
+    """Refuse what a mining job cannot do, before anything dear is done for it.
+
+    Raises:
+        FileExistsError: `out` holds something, and neither `resume` nor `overwrite` was given.
+        ValueError: an unknown layout, format or engine.
+        OSError: nothing can be written there.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
+    if format not in ("parquet", "jsonl"):
+        raise ValueError(f"format must be parquet or jsonl, got {format!r}.")
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine must be local or ray, got {engine!r}.")
+    folder = Path(out).expanduser()
+    _check_folder(folder, resume, overwrite)
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    check_writable(folder)
+    if made:
+        folder.rmdir()
 
 
 def mine(
@@ -183,12 +206,7 @@ def mine(
         OSError: no room to write.
     """
     rules = rules or MiningRules()
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
-    if format not in ("parquet", "jsonl"):
-        raise ValueError(f"format must be parquet or jsonl, got {format!r}.")
-    if engine not in ("local", "ray"):
-        raise ValueError(f"engine must be local or ray, got {engine!r}.")
+    check_job(out, layout, format, engine, resume, overwrite)
     for name, vectors, ids in (
         ("query", queries, collection.query_ids),
         ("document", documents, collection.document_ids),
@@ -200,7 +218,6 @@ def mine(
             )
     check_vectors(queries, documents, collection.positives)
     folder = Path(out).expanduser()
-    _check_folder(folder, resume, overwrite)
     plan = {
         "collection": collection.fingerprint(),
         "queries": vectors_fingerprint(queries),
@@ -211,11 +228,13 @@ def mine(
     }
     started = time.monotonic()
     parts = folder / PARTS
-    parts.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
+        _check_folder(folder, resume, overwrite)  # again: another job may have just finished
+        parts.mkdir(exist_ok=True)
         _same_plan(folder, plan, resume)
         blocks = range(0, len(queries), BLOCK)
-        todo = [start for start in blocks if not _part(parts, start).exists()]
+        todo = [start for start in blocks if not _whole_part(_part(parts, start))]
         done = len(queries) - sum(min(BLOCK, len(queries) - start) for start in todo)
         coded = code_items(documents, queries, rules.range_max) if search is None else None
         work = _Work(collection, queries, documents, rules, search, keep_removed, coded)
@@ -287,13 +306,13 @@ class _Work:
         rows = self.rows(start)
         best = self.found(rows) if found is None else found
         generator = torch.Generator().manual_seed(self.rules.seed * 1_000_003 + start)
-        mined = mine_negatives(
+        mined = pick_negatives(
             self.queries[rows],
             self.documents,
             self.collection.positives.take(rows),
             self.rules,
+            best,
             alike=self.collection.alike,
-            search=lambda *_: best,
             generator=generator,
         )
         return _table(mined, start, self.keep_removed)
@@ -383,6 +402,18 @@ def _part(parts: Path, start: int) -> Path:
     return parts / f"{start // BLOCK:07d}.parquet"
 
 
+def _whole_part(path: Path) -> bool:
+    """Whether a block is there and can be read; what is damaged is done again."""
+    if not path.exists():
+        return False
+    try:
+        pq.read_metadata(path)
+    except (OSError, pa.ArrowInvalid):
+        path.unlink()
+        return False
+    return True
+
+
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
         raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
@@ -393,6 +424,10 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     foreign = sorted(found - ours - {name for name in found if name.startswith(".")})
     if foreign:
         raise FileExistsError(f"{folder} holds {foreign[0]}, which mining did not write; give another --out.")
+    if SUMMARY in found and PARTS in found and resume:  # killed while tidying up
+        for path in [*(folder / PARTS).iterdir(), folder / PLAN]:
+            path.unlink(missing_ok=True)
+        (folder / PARTS).rmdir()
     if SUMMARY in found and not overwrite:
         raise FileExistsError(f"The mining in {folder} is finished; give --overwrite to do it anew.")
     if PLAN in found and not (resume or overwrite):
@@ -403,6 +438,8 @@ def _same_plan(folder: Path, plan: dict[str, Any], resume: bool) -> None:
     """Write the plan, or check that an unfinished job had the same."""
     if resume and (folder / PLAN).exists():
         before = read_json(folder / PLAN)
+        if not isinstance(before, dict):
+            raise ValueError(f"{folder / PLAN} is damaged: give --overwrite to start anew.")
         differing = [name for name in plan if before.get(name) != plan[name]]
         if differing:
             raise ValueError(

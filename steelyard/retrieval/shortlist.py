@@ -6,6 +6,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from torch import Tensor
 
 from steelyard.ragged import Ragged
@@ -81,6 +82,39 @@ def rising(exclude: Ragged) -> Ragged:
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _dot(query: Any, item: Any) -> Any:
+    """Compiled once, so that a pair has one score whoever asks."""
+    score = np.float32(0)
+    for j in range(len(query)):
+        score += query[j] * item[j]
+    return score
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
+def _pairs(queries: Any, items: Any, row: Any, item: Any, out: Any) -> None:
+    for m in range(len(row)):
+        out[m] = _dot(queries[row[m]], items[item[m]])
+
+
+def pair_scores(queries: Tensor, items: Tensor, row: Tensor, item: Tensor) -> Tensor:
+    """Inner products of single pairs, to the last bit those of a search.
+
+    Args:
+        queries: float, (n, d).
+        items: float, (I, d).
+        row: int64, (m,): rows of `queries`.
+        item: int64, (m,): rows of `items`.
+
+    Returns:
+        float32, (m,).
+    """
+    out = torch.empty(len(row))
+    asked, of = (x.detach().float().contiguous().numpy() for x in (queries, items))
+    _pairs(asked, of, row.numpy(), item.numpy(), out.numpy())
+    return out
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc", "contract", "nsz"})
 def _push(
     queries: Any,
     items: Any,
@@ -95,13 +129,9 @@ def _push(
     held: Any,
     bar: Any,
 ) -> None:
-    d = queries.shape[1]
     for m in range(count):
         b, i = pair_row[m], pair_item[m]
-        query, item = queries[b], items[i]
-        score = np.float32(0)
-        for j in range(d):
-            score += query[j] * item[j]
+        score = _dot(queries[b], items[i])
         if not score > bar[b]:  # NaN included
             continue
         if offsets[b + 1] > offsets[b]:

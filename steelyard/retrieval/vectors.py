@@ -93,11 +93,11 @@ def by_model(
 ) -> tuple[Collection, Tensor, Tensor]:
     """The data's queries and the catalogue in the vectors of a trained model.
 
-    A model of ids knows its own catalogue and what its users took in training, which counts as positive too;
-    pairs whose user or item it does not know are left out and counted. A text model encodes the data's texts.
+    The model knows its own catalogue and what its users took in training, which counts as positive too; pairs
+    whose user or item it does not know are left out and counted.
 
     Args:
-        model: what `steelyard train` left.
+        model: what `steelyard train` left on ids.
         data: pairs.
         say: called with what was left out.
 
@@ -105,16 +105,8 @@ def by_model(
         Collection, query vectors and document vectors.
 
     Raises:
-        ValueError: the data is of the other kind, or the model knows none of it.
+        ValueError: texts on either side, or the model knows none of the data.
     """
-    if model.item_texts is not None:
-        if not data.is_text:
-            raise ValueError("A text model encodes texts, and the data has ids only.")
-        assert data.item_texts is not None
-        encode = model.encode
-        collection = Collection.of(data)
-        assert collection.query_texts is not None
-        return collection, encode(collection.query_texts), encode(data.item_texts)
     if data.is_text or model.user_ids is None or model.seen is None:
         raise ValueError("A model of ids knows no texts: train one with --model text, or give --encoder.")
     users = rows_of(data.user_ids, model.user_ids)[data.users]

@@ -106,3 +106,50 @@ def test_texts_by_id_are_mined_with_a_text_model(tmp_path: Path) -> None:
     assert rows.columns == ["anchor", "positive", "negative"]
     assert set(rows["anchor"]) <= set(frame["query"])
     assert all(a != b for a, b in rows.select("positive", "negative").rows())
+
+
+def test_vectors_go_by_the_lines_of_the_queries_file(tmp_path: Path) -> None:
+    """More queries in the file than the pairs name, as in every test split."""
+    queries, documents, positives = case()
+    np.save(tmp_path / "q.npy", queries.numpy())
+    np.save(tmp_path / "d.npy", documents.numpy())
+    pl.DataFrame({"_id": [f"q{i}" for i in range(40)], "text": [f"t{i}" for i in range(40)]}).write_ndjson(
+        tmp_path / "queries.jsonl"
+    )
+    pl.DataFrame({"_id": [f"d{i}" for i in range(300)], "text": [f"x{i}" for i in range(300)]}).write_ndjson(
+        tmp_path / "corpus.jsonl"
+    )
+    rows = [(f"q{q}", f"d{d}", 1) for q in (3, 17, 30) for d in positives.row(q).tolist()]
+    pl.DataFrame(rows, schema=["query-id", "corpus-id", "score"], orient="row").write_csv(
+        tmp_path / "qrels.tsv", separator="\t"
+    )
+    files = ["--queries", "queries.jsonl", "--corpus", "corpus.jsonl", "--query-vectors", "q.npy"]
+    words = ["mine", "qrels.tsv", *files, "--document-vectors", "d.npy", "-n", "2"]
+    done = steelyard(*words, "--out", "o", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = mine_negatives(queries, documents, positives, MiningRules(negatives=2))
+    taken = found.where(found.taken)
+    want = [
+        (f"q{q}", f"d{d}")
+        for q, d in zip(taken.query.tolist(), taken.document.tolist(), strict=True)
+        if q in (3, 17, 30)
+    ]
+    assert pl.read_parquet(tmp_path / "o" / "negatives.parquet").select("query", "negative").rows() == want
+    np.save(tmp_path / "q.npy", queries[:39].numpy())
+    done = steelyard(*words, "--out", "p", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "39 vectors for the 40 queries" in done.stderr
+
+
+def test_what_cannot_be_written_is_said_first(tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.doc").write_text("mine")
+    for words, said in (
+        (["--out", "foreign"], "thesis.doc"),
+        (["--layout", "foo"], "layout must be"),
+        (["--resume", "--overwrite"], "not both"),
+    ):
+        done = steelyard("mine", "nothing.csv", "--encoder", "nothing", *words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert said in done.stderr
+    assert [p.name for p in (tmp_path / "foreign").iterdir()] == ["thesis.doc"]

@@ -417,3 +417,16 @@ def test_what_does_not_fit_is_refused() -> None:
         diht(torch.zeros(1, 1), temperature=T, alpha=0.0)
     with pytest.raises(ValueError, match="reduction"):
         debiased_contrastive(positive, negative, temperature=T, reduction="avg")  # type: ignore[arg-type]
+
+
+def test_a_score_that_is_none_is_not_hidden_by_the_floor() -> None:
+    for loss in (debiased_contrastive, hard_contrastive):
+        value = loss(torch.ones(2), torch.full((2, 3), math.nan), temperature=0.1)
+        assert bool(value.isnan())
+        negative = torch.tensor([[-math.inf, -math.inf], [0.2, -math.inf]]).requires_grad_()
+        value = loss(torch.ones(2), negative, temperature=0.1)
+        (gradient,) = torch.autograd.grad(value, negative)
+        assert bool(gradient.isfinite().all())
+        masked = torch.tensor([[True, True], [False, True]])
+        same = loss(torch.ones(2), torch.tensor([[0.0, 0.0], [0.2, 0.0]]), mask=masked, temperature=0.1)
+        torch.testing.assert_close(value, same)

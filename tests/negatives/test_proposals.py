@@ -12,7 +12,16 @@ from scipy.stats import chisquare
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steelyard.draws import Proposal
-from steelyard.negatives import Context, Everything, InBatch, Mixture, Popularity, Uniform, proposal
+from steelyard.negatives import (
+    Catalogue,
+    Context,
+    Everything,
+    InBatch,
+    Mixture,
+    Popularity,
+    Uniform,
+    proposal,
+)
 from steelyard.ragged import Ragged
 from tests.statistical import assert_unbiased
 
@@ -112,9 +121,20 @@ def test_names_make_proposals() -> None:
         ("unifrom", "there are uniform"),
         ("uniform:2", "takes no number"),
         ("popularity:x", "popularity:x"),
+        ("top:inf", "whole number"),
+        ("best-of:2.5", "whole number"),
+        ("top:0", "whole number"),
     ):
         with pytest.raises(ValueError, match=said):
             proposal(spec, COUNTS)
+
+
+def test_an_index_of_far_more_cells_than_items_is_refused() -> None:
+    catalogue = Catalogue(torch.ones(100), items=torch.randn(100, 4, generator=generator()))
+    with pytest.raises(ValueError, match="at most 40"):
+        proposal("midx:99999999", catalogue)
+    with pytest.raises(ValueError, match="item vectors"):
+        proposal("clusters", Catalogue(torch.ones(100)))
 
 
 def test_bad_input_is_refused() -> None:

@@ -261,6 +261,8 @@ def test_bad_vectors_are_refused_with_the_mend(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="different catalogues"):
         mine_negatives(queries, documents[:5], positives)
     empty = Ragged.from_pairs(torch.arange(39), torch.arange(39), 40)
+    with pytest.raises(ValueError, match="Positive -1 is none"):
+        mine_negatives(queries[:1], documents, Ragged(torch.tensor([0, 1]), torch.tensor([-1])))
     with pytest.raises(ValueError, match="Query 39 has no positive"):
         mine_negatives(queries, documents, empty)
     with pytest.raises(ValueError, match="another collection"):
@@ -321,3 +323,47 @@ def test_ray_gives_the_same_rows(tmp_path: Path) -> None:
     assert a["score"].to_list() == pytest.approx(
         b["score"].to_list()
     )  # their matrix products may round otherwise
+
+
+def test_an_exact_copy_of_the_positive_ties_with_it_to_the_last_bit() -> None:
+    g = torch.Generator().manual_seed(0)
+    documents = torch.nn.functional.normalize(torch.randn(300, 384, generator=g), dim=1)
+    documents = torch.cat([documents, documents])
+    queries = torch.nn.functional.normalize(
+        documents[:300] + 0.05 * torch.randn(300, 384, generator=g), dim=1
+    )
+    positives = Ragged(torch.arange(301), torch.arange(300))
+    kept = mine_negatives(queries, documents, positives, MiningRules(negatives=1, absolute_margin=0.0))
+    assert kept.where(kept.taken).document.tolist() == list(range(300, 600))  # a margin of 0 keeps ties
+    left = mine_negatives(queries, documents, positives, MiningRules(negatives=1, absolute_margin=1e-6))
+    assert not bool((left.where(left.taken).document == torch.arange(300, 600)).any())
+
+
+def test_what_a_killed_job_left_damaged_is_done_again(tmp_path: Path) -> None:
+    n = BLOCK + 50
+    queries, documents, positives = case(n=n, items=200)
+    data, rules = collection(positives, 200), MiningRules(negatives=2, range_max=10)
+    whole = mine(data, queries, documents, rules, out=tmp_path / "whole")
+
+    class Killed(Exception):
+        pass
+
+    def kill(_done: int, _total: int) -> None:
+        raise Killed
+
+    out = tmp_path / "o"
+    with pytest.raises(Killed):
+        mine(data, queries, documents, rules, out=out, watch=kill)
+    part = out / "parts" / "0000000.parquet"
+    part.write_bytes(part.read_bytes()[:100])
+    again = mine(data, queries, documents, rules, out=out, resume=True)
+    assert pl.read_parquet(again.path).equals(pl.read_parquet(whole.path))
+    (out / "parts").mkdir()
+    (out / "plan.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="finished"):
+        mine(data, queries, documents, rules, out=out, resume=True)
+    assert not (out / "parts").exists()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "plan.json").write_text("[1, 2]")
+    with pytest.raises(ValueError, match="damaged"):
+        mine(data, queries, documents, rules, out=tmp_path / "d", resume=True)
