@@ -181,10 +181,8 @@ class _Pairs:
         collection, _ = self.texts()
         assert collection.query_texts is not None
         assert collection.document_texts is not None
-        asked, documents = (
-            retriever.encode(collection.query_texts),
-            retriever.encode(collection.document_texts),
-        )
+        asked = retriever.encode(collection.query_texts, "query")
+        documents = retriever.encode(collection.document_texts, "document")
         return self.on_one_scale(collection, asked, documents)
 
     def encoded(

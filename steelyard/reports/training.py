@@ -44,7 +44,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
 
 def _content(metrics: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, Any]:
     settings, reading = metrics["training"], metrics["reading"]
-    text = settings["model"] == "text"
+    text = settings["model"] == "text" or "query" in reading["columns"]
     rows = {"model": metrics["test"], **metrics["baselines"]}
     steps = [entry for entry in log if entry["event"] == "step"]
     test, metric = metrics["test"], settings["metric"]
@@ -69,7 +69,7 @@ def _content(metrics: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, An
         "draws a number near 1 says that single draws carry the gradient: take more candidates.",
         "loss_note": "Sampled softmax with weighed negatives: an estimate of the full softmax loss."
         if settings["loss"] == "softmax"
-        else f"Bilateral softmax ({settings['loss']}) with weighed negatives; below 0 is no fault.",
+        else f"{settings['loss']} with weighed negatives; the bilateral softmax (bsl) may fall below 0.",
         "asker": "query" if text else "user",
         "history": not text,
         "examples": metrics["examples"],

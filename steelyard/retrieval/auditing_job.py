@@ -162,7 +162,7 @@ def scene_of(
         chosen = _sample((pairs.counts > 0).nonzero().squeeze(1), queries, generator)
         rows = pairs.take(chosen)
         positives = _one_of_each(rows, generator)
-        vectors = model.encode(data.user_ids.gather(chosen.numpy()))
+        vectors = model.encode(data.user_ids.gather(chosen.numpy()), "query")
         counts = torch.bincount(pairs.values, minlength=len(model.item_ids))
         alone = Ragged.from_pairs(torch.arange(len(chosen)), positives, len(chosen))
         held_out, population = _without(rows, alone), pairs.values

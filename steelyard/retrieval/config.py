@@ -12,10 +12,18 @@ import torch
 from steelyard.losses import retrieval_loss
 from steelyard.negatives import adapts
 
-Model = Literal["mf", "text"]
+Model = Literal["mf", "text", "vectors", "sequence"]
 METRIC = re.compile(r"(recall|precision|ndcg|map|hit_rate|mrr)@[1-9]\d{0,5}")
 LARGEST_SEED = 2**40
 Similarity = Literal["cosine", "dot"]
+OWN: dict[str, tuple[str, tuple[str, ...]]] = {
+    "adapter": ("vectors", ("linear", "mlp")),
+    "adapt": ("vectors", ("query", "document", "both")),
+    "cell": ("sequence", ("transformer", "gru")),
+    "length": ("sequence", ()),
+    "layers": ("sequence", ()),
+}
+"""Settings of one model alone, and what they may be; none named: whole numbers from 1."""
 
 
 @dataclass(frozen=True)
@@ -23,18 +31,20 @@ class TrainConfig:
     """Settings of one training run; `TrainConfig.of(model)` gives the tuned defaults of a model.
 
     Args:
-        model: "mf" (a vector for each user and item) or "text" (two towers over hashed n-grams).
+        model: "mf" (a vector for each user and item), "text" (two towers over hashed n-grams), "vectors" (frozen
+            vectors of a pretrained encoder, with trained adapters) or "sequence" (a network over each user's items
+            in the order of time).
         negatives: proposal, as `steelyard.negatives.proposal` reads it: "uniform", "popularity:0.75",
             "in-batch+uniform", "everything" (the full softmax), "top50+uniform" and others that adapt to the query.
         loss: as `steelyard.losses.retrieval_loss` reads it: "softmax" (sampled softmax: the likelihood of the
             positives), "bsl:1.2" (bilateral softmax: negatives push more than a likelihood asks, which holds
             back the fit of noisy positives), "bpr", "gbce:0.75" and others.
         candidates: draws shared by each batch, K.
-        dim: length of the vectors.
+        dim: length of the vectors; for "vectors" 0, which becomes that of the vectors given.
         epochs: passes over the data at most.
         batch: queries a step, each with all its positives; 0 takes a hundredth of them, from 8 to 256.
         lr: learning rate at the start.
-        optimizer: "adagrad" (row-wise Adagrad) or "adam" (row-wise Adam).
+        optimizer: of tables, "adagrad" (row-wise Adagrad) or "adam" (row-wise Adam); adapters take Adam.
         decay: share of the learning rate that is left at the last epoch, falling along a cosine.
         dropout: share of a query vector's entries that each step leaves out.
         similarity: "cosine" or "dot".
@@ -45,6 +55,11 @@ class TrainConfig:
         validation: share of the held-out users' interactions that is carved out for validation.
         validation_users: how many users (text: queries) are held out from at most.
         seed: seed of everything random.
+        adapter: of "vectors" alone: "linear" or "mlp".
+        adapt: of "vectors" alone: the side with an adapter, "query", "document" or "both".
+        cell: of "sequence" alone: "transformer" or "gru".
+        length: of "sequence" alone: how many of a user's last items are looked at.
+        layers: of "sequence" alone: blocks of the transformer, or layers of the GRU.
 
     Raises:
         TypeError: a value of another type.
@@ -70,6 +85,11 @@ class TrainConfig:
     validation: float = 0.1
     validation_users: int = 4096
     seed: int = 0
+    adapter: str = ""
+    adapt: str = ""
+    cell: str = ""
+    length: int = 0
+    layers: int = 0
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -77,7 +97,7 @@ class TrainConfig:
             if type(value) is not kind and not (kind is float and type(value) is int):
                 raise TypeError(f"{f.name} must be of type {kind.__name__}, got {value!r}.")
         choices = {
-            "model": ("mf", "text"),
+            "model": ("mf", "text", "vectors", "sequence"),
             "optimizer": ("adagrad", "adam"),
             "similarity": ("cosine", "dot"),
         }
@@ -90,8 +110,9 @@ class TrainConfig:
                 f"got {self.metric!r}."
             )
         for name in ("candidates", "dim", "epochs", "validation_users"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+            least = 0 if name == "dim" and self.model == "vectors" else 1
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
         for name in ("lr", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
@@ -109,13 +130,34 @@ class TrainConfig:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
         if not 0 < self.validation < 1:
             raise ValueError(f"validation must lie strictly between 0 and 1, got {self.validation}.")
+        self._check_own()
+
+    def _check_own(self) -> None:
+        """What one model takes, and the others do not."""
+        vectors = self.model == "vectors"
+        for name, (model, allowed) in OWN.items():
+            value = getattr(self, name)
+            if self.model != model and value:
+                raise ValueError(
+                    f"{name} is a setting of the model {model}, and the model is {self.model!r}."
+                )
+            if self.model == model and allowed and value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}.")
+            if self.model == model and not allowed and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if vectors and self.similarity != "cosine":
+            raise ValueError("The model vectors scores by cosine: leave --similarity.")
+        if vectors and self.optimizer != "adam":
+            raise ValueError(
+                "The model vectors has no tables, and its adapters take Adam: leave --optimizer."
+            )
 
     @classmethod
     def of(cls, model: Model, **changes: Any) -> TrainConfig:
         """The defaults of a model with some settings changed.
 
         Args:
-            model: "mf" or "text".
+            model: "mf", "text", "vectors" or "sequence".
             changes: settings by name; None leaves a setting at its default.
 
         Returns:
@@ -172,5 +214,40 @@ DEFAULTS: dict[str, TrainConfig] = {
         patience=10,
         metric="ndcg@10",
         validation_users=1024,
+    ),
+    "vectors": TrainConfig(
+        model="vectors",
+        negatives="in-batch+uniform",
+        loss="softmax",
+        candidates=1024,
+        dim=0,
+        epochs=30,
+        batch=256,
+        lr=0.001,
+        dropout=0.0,
+        temperature=0.05,
+        patience=5,
+        metric="ndcg@10",
+        validation_users=1024,
+        adapter="linear",
+        adapt="both",
+    ),
+    "sequence": TrainConfig(
+        model="sequence",
+        negatives="uniform",
+        loss="softmax",
+        candidates=1024,
+        dim=64,
+        epochs=100,
+        batch=128,
+        lr=0.005,
+        dropout=0.1,
+        temperature=0.07,
+        patience=10,
+        metric="ndcg@10",
+        validation_users=1024,
+        cell="transformer",
+        length=50,
+        layers=2,
     ),
 }

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from steelyard.files import read_json, read_tensors
 from steelyard.ragged import Ragged
+from steelyard.retrieval.adapters import VectorTowers
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.factors import MatrixFactorization
 from steelyard.retrieval.loop import Model
+from steelyard.retrieval.sequences import SequenceModel
 from steelyard.retrieval.text import TextEncoder
 from steelyard.retrieval.towers import TextTowers
 
@@ -27,7 +29,7 @@ CONFIG, WEIGHTS, ITEMS, USERS, SEEN = (
     "users.parquet",
     "seen.safetensors",
 )
-FILES = {"mf": (WEIGHTS, ITEMS, USERS, SEEN), "text": (WEIGHTS, ITEMS)}
+FILES = {"ids": (WEIGHTS, ITEMS, USERS, SEEN), "texts": (WEIGHTS, ITEMS)}
 FORMAT = "steelyard-retriever"
 VERSION = 1
 
@@ -52,11 +54,13 @@ def read_folder(folder: Path) -> Parts:
     content = _content(folder)
     with _faults_of(folder):
         config = TrainConfig(**{"loss": "softmax"} | content["training"])  # older models name no loss
-    _check_files(folder, content["files"], FILES[config.model])
+        encoder = content.get("encoder", {})  # names what makes vectors of texts; ids have none
+        texts = config.model == "text" or (config.model == "vectors" and bool(encoder))
+    _check_files(folder, content["files"], FILES["texts" if texts else "ids"])
     with _faults_of(folder):
         catalogue = pl.read_parquet(folder / ITEMS)
         item_ids, item_texts, user_ids, seen = _ids(catalogue, "item"), None, None, None
-        if config.model == "mf":
+        if not texts:
             user_ids = _ids(pl.read_parquet(folder / USERS), "user")
             seen = _seen(folder / SEEN, len(user_ids), len(item_ids))
         else:
@@ -64,7 +68,7 @@ def read_folder(folder: Path) -> Parts:
             if item_texts.dtype != pl.String:
                 raise ValueError(f"the texts in {ITEMS} are {item_texts.dtype}, not text")
         n_users = 0 if user_ids is None else len(user_ids)
-        model = _empty_model(config, content.get("encoder", {}), n_users, len(item_ids))
+        model = _empty_model(config, encoder, n_users, len(item_ids))
         tensors, _ = read_tensors(folder / WEIGHTS)
         shapes = {f"model/{name}": t.shape for name, t in model.state_dict().items()}
         _check_tensors(tensors, shapes | {"items": torch.Size((len(item_ids), config.dim))})
@@ -149,10 +153,25 @@ def _empty_model(config: TrainConfig, encoder: dict[str, Any], n_users: int, n_i
         if config.model == "mf":
             cosine = config.similarity == "cosine"
             return Model(MatrixFactorization(n_users, n_items, config.dim, cosine=cosine), config)
+        if config.model == "sequence":
+            return Model(SequenceModel.of(config, n_items, n_states=n_users), config)
+        if config.model == "vectors":
+            if encoder and (
+                set(encoder) != {"name", "fingerprint"} or not all(map(_is_text, encoder.values()))
+            ):
+                raise ValueError(f"a sentence encoder has a name and a fingerprint, got {encoder!r:.200}")
+            towers = VectorTowers(
+                config.dim, config.adapter, config.adapt, made_by=encoder, n_queries=n_users
+            )
+            return Model(towers, config)
         text = TextEncoder.from_settings(encoder)
         if text.dim != config.dim:
             raise ValueError(f"the encoder has {text.dim} dimensions, the training {config.dim}")
         return Model(TextTowers(text), config)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import torch
 from torch import Tensor
 
@@ -16,19 +18,23 @@ from steelyard.evaluation import count_ranks, ranking_metrics
 from steelyard.files import alone_in, write_json
 from steelyard.negatives import Catalogue, adapts, proposal
 from steelyard.ragged import Ragged
+from steelyard.retrieval.adapters import VECTORS, FrozenVectors, VectorTowers, holds_other
 from steelyard.retrieval.checkpoint import CHECKPOINT
 from steelyard.retrieval.config import TrainConfig
+from steelyard.retrieval.encoding import SentenceEncoder
 from steelyard.retrieval.factors import MatrixFactorization
 from steelyard.retrieval.folder import CONFIG, ITEMS, SEEN, USERS, WEIGHTS
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.loop import LOG, Encoder, Model, Step, fit, has_checkpoint
 from steelyard.retrieval.measuring import Parts, measure
 from steelyard.retrieval.retriever import Retriever
+from steelyard.retrieval.sequences import SequenceModel, histories
 from steelyard.retrieval.splitting import split
 from steelyard.retrieval.towers import TextTowers
+from steelyard.retrieval.vectors import numbered
 
 METRICS, REPORT = "metrics.json", "report.html"
-OURS = {CONFIG, WEIGHTS, ITEMS, USERS, SEEN, METRICS, REPORT, LOG, CHECKPOINT}
+OURS = {CONFIG, WEIGHTS, ITEMS, USERS, SEEN, METRICS, REPORT, LOG, CHECKPOINT, VECTORS}
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ def train(
     test: Interactions | None = None,
     config: TrainConfig | None = None,
     *,
+    vectors: tuple[Any, Any] | None = None,
+    encoder: SentenceEncoder | None = None,
     split_by: str = "random",
     out: str | Path | None = None,
     resume: bool = False,
@@ -66,6 +74,8 @@ def train(
         data: interactions, or (query, document) pairs.
         test: held-out pairs over the same vocabularies.
         config: settings; the defaults of the data's kind where None.
+        vectors: of the model "vectors" on ids: float (n_users, d) and (n_items, d), in the order of the ids.
+        encoder: of the model "vectors" on texts: what makes their vectors.
         split_by: "random", "leave-last-out" or "time".
         out: folder for model, metrics, log and checkpoints; None keeps everything in memory.
         resume: go on from the folder's checkpoint; the result is bit for bit that of an uninterrupted run.
@@ -79,35 +89,42 @@ def train(
 
     Raises:
         FileExistsError: `out` holds something, and neither `resume` nor `overwrite` was given.
-        ValueError: data and settings do not fit, or a checkpoint of another run.
+        ValueError: data, vectors and settings do not fit, or a checkpoint of another run.
         FloatingPointError: the loss is no longer finite.
         OSError: no room to write.
         Stopped: Ctrl-C; `resume` goes on.
     """
     say = say or (lambda _: None)
     config = config or TrainConfig.of("text" if data.is_text else "mf")
-    if (config.model == "text") != data.is_text:
-        kinds = {True: "texts", False: "ids"}
-        raise ValueError(f"The model {config.model!r} does not fit data of {kinds[data.is_text]}.")
+    _check_kind(config, data, vectors, encoder)
+    frozen = None if vectors is None else FrozenVectors.given(*vectors, data)
     folder = None if out is None else Path(out).expanduser()
     if folder is not None:
         _check_folder(folder, resume, overwrite)
     parts = partition(data, test, config, split_by)
+    if frozen is not None:
+        config = frozen.settings(config)
     _check_negatives(config, parts.train.item_counts())
     with ExitStack() as held:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(alone_in(folder))
             _check_folder(folder, resume, overwrite)  # again: another run may have just finished
-            _clear(folder, resume)
+            _clear(folder, resume, keep=encoder is not None)
 
         say(
             f"{len(parts.train):,} pairs to train on, {len(parts.validation):,} for validation, "
             f"{len(parts.test):,} for the test; {data.n_items:,} items."
         )
         started = time.monotonic()
-        model = build(parts, config)
+        if encoder is not None:
+            frozen = _encoded(data, parts.test, encoder, folder, overwrite, say)
+            config = frozen.settings(config)
+        model = build(parts, config, frozen)
         say(_memory(model, config, data.n_items))
+        if isinstance(model.encoder, SequenceModel):
+            say(model.encoder.account())
+        made = {} if frozen is None else {"vectors": frozen.fingerprint()}
         known = parts.train.known()
         counters = fit(
             model,
@@ -118,12 +135,12 @@ def train(
             config,
             validate=validator(model, parts.validation, known, config.metric),
             folder=folder,
-            data={"data": data.fingerprint(), "test": parts.test.fingerprint(), "split": split_by},
+            data={"data": data.fingerprint(), "test": parts.test.fingerprint(), "split": split_by} | made,
             resume=resume and folder is not None and has_checkpoint(folder),
             checkpoint_seconds=checkpoint_seconds,
             watch=watch,
         )
-        retriever = _retriever(model, config, data, parts.seen)
+        retriever = _retriever(model, config, data, parts)
         say(
             f"Best epoch {counters.best_epoch + 1} of {counters.epoch}; ranking all {data.n_items:,} items for the test."
         )
@@ -135,17 +152,83 @@ def train(
             "reading": data.reading.to_dict(),
         }
         metrics |= {"n_users": data.n_users, "n_items": data.n_items}
+        if isinstance(model.encoder, VectorTowers):
+            model.encoder.let_go()
         if folder is not None:
             write_json(folder / METRICS, metrics)
             (folder / CHECKPOINT).unlink(missing_ok=True)
         return Trained(retriever, metrics)
 
 
+def over_rows(data: Interactions, queries: Tensor, documents: Tensor) -> Interactions:
+    """Pairs of row numbers into two matrices of vectors, as pairs over all their rows.
+
+    Documents that no pair names are candidates too, and queries that no pair names can be asked.
+
+    Args:
+        data: pairs of integer ids, rows counted from 0.
+        queries: float, (Q, d).
+        documents: float, (I, d).
+
+    Returns:
+        The same pairs; user u is row u of `queries`, item i is row i of `documents`.
+
+    Raises:
+        ValueError: ids that are no row numbers of the vectors.
+    """
+    numbered(data, queries[:, :1], documents[:, :1])  # says which id is no row
+    users, items = (torch.from_numpy(ids.to_numpy().copy()) for ids in (data.user_ids, data.item_ids))
+    return replace(
+        data,
+        users=users[data.users],
+        items=items[data.items],
+        user_ids=pl.int_range(len(queries), eager=True).alias("user"),
+        item_ids=pl.int_range(len(documents), eager=True).alias("item"),
+    )
+
+
+def _check_kind(
+    config: TrainConfig, data: Interactions, vectors: object, encoder: SentenceEncoder | None
+) -> None:
+    """Refuse a model that does not fit the data or what else was given."""
+    if config.model != "vectors" and (vectors is not None or encoder is not None):
+        raise ValueError(
+            f"Vectors and an encoder are for the model 'vectors', and the model is {config.model!r}."
+        )
+    if config.model == "vectors":
+        if data.is_text and (encoder is None or vectors is not None):
+            raise ValueError(
+                "The model 'vectors' on texts wants an encoder of texts, and no vectors beside it."
+            )
+        if not data.is_text and (vectors is None or encoder is not None):
+            raise ValueError(
+                "The model 'vectors' on ids wants vectors of queries and documents, and no encoder."
+            )
+    elif (config.model == "text") != data.is_text:
+        kinds = {True: "texts", False: "ids"}
+        raise ValueError(f"The model {config.model!r} does not fit data of {kinds[data.is_text]}.")
+
+
+def _encoded(
+    data: Interactions,
+    test: Interactions,
+    encoder: SentenceEncoder,
+    folder: Path | None,
+    overwrite: bool,
+    say: Callable[[str], None],
+) -> FrozenVectors:
+    say(f"Encoding {data.n_users:,} queries and {data.n_items:,} documents with {encoder.name}.")
+    return FrozenVectors.encoded(
+        data, test, encoder, None if folder is None else folder / VECTORS, overwrite=overwrite,
+        watch=lambda what, done, total: say(f"{what}: {done:,} of {total:,}"),
+    )  # fmt: skip
+
+
 def _check_negatives(config: TrainConfig, counts: Tensor) -> None:
     """Say what is wrong with the negatives before anything is touched."""
     generator = config.generator(0)
     if adapts(config.negatives):  # a small catalogue tells a wrong name or number
-        items = torch.randn(64, config.dim, generator=generator)
+        items = torch.randn(64, config.dim or 8, generator=generator)
         proposal(config.negatives, Catalogue(torch.ones(64), items=items), generator=generator)
     else:
         proposal(config.negatives, counts)
@@ -157,17 +240,22 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
     Raises:
         ValueError: nothing is left to train on, or nothing can be held out.
     """
+    if config.model == "sequence" and split_by == "random":
+        raise ValueError(
+            "The model 'sequence' asks what comes next, and a random split would train on what came later: "
+            "give --split leave-last-out or --split time."
+        )
     if data.n_items < 2:
         raise ValueError("There is one item in the catalogue, so there is nothing to rank.")
     if data.n_users < 2:
         raise ValueError("There is one user (or query), so nothing can be held out from others.")
     rest = data
     if test is None:
-        rest, test = split(data, split_by, seed=config.seed)
+        rest, test = _split(data, split_by, config, seed=config.seed)
     users = None if split_by == "time" else config.validation_users
     try:
-        kept, validation = split(
-            rest, split_by, fraction=config.validation, users=users, seed=config.seed + 1
+        kept, validation = _split(
+            rest, split_by, config, fraction=config.validation, users=users, seed=config.seed + 1
         )
     except ValueError as error:
         raise ValueError(
@@ -177,11 +265,28 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
     seen = (
         rest.known() if not data.is_text else Ragged.from_pairs(rest.users[:0], rest.items[:0], test.n_users)
     )
-    return Parts(kept, validation, test, seen)
+    return Parts(kept, validation, test, seen, histories(rest) if config.model == "sequence" else None)
 
 
-def build(parts: Parts, config: TrainConfig) -> Model:
-    """An untrained model for the data, its initial weights from the seed."""
+def _split(
+    data: Interactions, how: str, config: TrainConfig, **settings: Any
+) -> tuple[Interactions, Interactions]:
+    """Split; with vectors a query never trained on can be asked, so that whole queries are held out, as of texts."""
+    if config.model != "vectors" or data.is_text:
+        return split(data, how, **settings)
+    as_texts = replace(data, item_texts=data.item_ids.cast(pl.String))
+    kept, held = split(as_texts, how, **settings)
+    return replace(kept, item_texts=None), replace(held, item_texts=None)
+
+
+def build(parts: Parts, config: TrainConfig, frozen: FrozenVectors | None = None) -> Model:
+    """An untrained model for the data, its initial weights from the seed.
+
+    Args:
+        parts: the data.
+        config: the settings.
+        frozen: of the model "vectors": what is adapted.
+    """
     data = parts.train
     generator = config.generator(1)
     if config.model == "mf":
@@ -189,6 +294,12 @@ def build(parts: Parts, config: TrainConfig) -> Model:
         encoder: torch.nn.Module = MatrixFactorization(
             data.n_users, data.n_items, config.dim, cosine=cosine, generator=generator
         )
+    elif config.model == "sequence":
+        encoder = SequenceModel.of(config, data.n_items, items_of=histories(data), generator=generator)
+    elif config.model == "vectors":
+        if frozen is None:
+            raise ValueError("The model 'vectors' wants frozen vectors.")
+        encoder = VectorTowers(config.dim, config.adapter, config.adapt, frozen=frozen, generator=generator)
     else:
         assert data.item_texts is not None
         encoder = TextTowers.over(data.user_ids, data.item_texts, config.dim, generator=generator)
@@ -223,7 +334,11 @@ def validator(
 
 
 @torch.no_grad()
-def _retriever(model: Model, config: TrainConfig, data: Interactions, seen: Ragged) -> Retriever:
+def _retriever(model: Model, config: TrainConfig, data: Interactions, parts: Parts) -> Retriever:
+    if isinstance(model.encoder, VectorTowers):
+        model.encoder.finish()
+    if isinstance(model.encoder, SequenceModel) and parts.history is not None:
+        model.encoder.finish(parts.history)
     encoder: Encoder = model.encoder  # type: ignore[assignment]
     items = encoder.items(torch.arange(data.n_items))
     text = data.is_text
@@ -234,7 +349,7 @@ def _retriever(model: Model, config: TrainConfig, data: Interactions, seen: Ragg
         data.item_ids,
         data.item_texts,
         None if text else data.user_ids,
-        None if text else seen,
+        None if text else parts.seen,
     )
 
 
@@ -251,8 +366,10 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
         )
     if resume and METRICS in found and CHECKPOINT not in found:
         raise FileExistsError(f"The training in {folder} is finished; there is nothing to resume.")
-    if resume and CHECKPOINT not in found and found - {LOG}:
+    if resume and CHECKPOINT not in found and found - {LOG, VECTORS}:
         raise FileExistsError(f"{folder} holds no checkpoint to resume; give another --out.")
+    if holds_other(folder / VECTORS):
+        found = (found - {VECTORS}) | {f"{VECTORS} of another kind"}
     foreign = sorted(found - OURS)
     if foreign:
         raise FileExistsError(
@@ -260,10 +377,13 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
         )
 
 
-def _clear(folder: Path, resume: bool) -> None:
-    """Remove what an earlier run left, or, to resume, only its half-written files."""
+def _clear(folder: Path, resume: bool, keep: bool) -> None:
+    """Remove what an earlier run left, or, to resume, only its half-written files; encoded texts may be kept."""
     for path in folder.iterdir():
-        if not resume or _left_behind(path):
+        if path.name == VECTORS and path.is_dir():
+            if not (resume or keep):
+                shutil.rmtree(path)
+        elif not resume or _left_behind(path):
             path.unlink()
 
 
@@ -277,4 +397,9 @@ def _memory(model: Model, config: TrainConfig, n_items: int) -> str:
     tables = sum(p.numel() * p.element_size() for p in model.parameters())
     moments = tables // config.dim * (2 if config.optimizer == "adam" else 1)
     total = 2 * tables + moments + n_items * config.dim * 4 + (64 << 20)
-    return f"Memory: about {total / 2**20:,.0f} MiB for weights (twice: the best epoch is kept), optimiser and buffers."
+    what = "weights (twice: the best epoch is kept), optimiser and buffers"
+    if isinstance(model.encoder, VectorTowers) and model.encoder.frozen is not None:
+        frozen = model.encoder.frozen
+        total += 2 * tables + 4 * (2 * frozen.queries.numel() + frozen.documents.numel())
+        what = "frozen and adapted vectors, " + what
+    return f"Memory: about {total / 2**20:,.0f} MiB for {what}."

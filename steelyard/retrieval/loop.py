@@ -45,6 +45,21 @@ class Encoder(Protocol):
         ...
 
 
+class SequenceEncoder(Encoder, Protocol):
+    """An encoder whose training pairs have queries of their own: not the user, but the user at a moment."""
+
+    @property
+    def pair_counts(self) -> Tensor:
+        """Training pairs of each user, (n_users,)."""
+        ...
+
+    def pairs(
+        self, users: Tensor, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(n,) -> query vectors (P, d), their positives (P,), and the place in `users` of each (P,)."""
+        ...
+
+
 @dataclass(frozen=True)
 class Step:
     """What the loop tells its watcher now and then: where it is and how it goes.
@@ -132,7 +147,7 @@ def fit(
     better.
 
     Args:
-        model: changed in place; its encoder is an `Encoder`.
+        model: changed in place; its encoder is an `Encoder`, or a `SequenceEncoder`, which makes its own pairs.
         users: int64, (n,): query of each training pair.
         items: int64, (n,): item of each training pair.
         known: items each query is known to want, one row a query.
@@ -196,7 +211,13 @@ class _Run:
             torch.cat([users.new_zeros(1), torch.bincount(users, minlength=len(known)).cumsum(0)]),
             items[by_user],
         )
-        self.queries = (self.pairs.counts > 0).nonzero().squeeze(1)
+        own: Any = model.encoder if hasattr(model.encoder, "pairs") else None
+        self.sequences: SequenceEncoder | None = own
+        per_user = self.pairs.counts if own is None else own.pair_counts
+        self.n_pairs = int(per_user.sum())
+        self.queries = (per_user > 0).nonzero().squeeze(1)
+        if self.n_pairs == 0:
+            raise ValueError("No user has two items in training, so nothing tells what comes next.")
         self.counts, self.snapshot = counts, dict[str, Tensor]()
         self.adapts = adapts(config.negatives)
         self.generator = config.generator(2)
@@ -275,21 +296,29 @@ class _Run:
                 "scale": self.model.log_scale.exp().clone(),
             }
         scale = float(self.snapshot.get("scale", 1.0))
-        catalogue = Catalogue(self.counts, len(self.queries), self.snapshot.get("items"), scale)
+        n_queries = len(self.queries) if self.sequences is None else self.n_pairs
+        catalogue = Catalogue(self.counts, n_queries, self.snapshot.get("items"), scale)
         generator = self.config.generator(1_000_000 + self.counters.epoch)
         self.proposal = proposal(self.config.negatives, catalogue, generator=generator)
 
     def step(self, users: Tensor) -> None:
         """One step on the named queries and all their positives."""
         encoder: Any = self.model.encoder
-        pairs = self.pairs.take(users)
-        items, owner = pairs.values, pairs.row_index()
-        plain = encoder.queries(users)
-        context = Context(items, self.known.take(users), owner, plain.detach() if self.adapts else None)
+        if self.sequences is not None:
+            plain, items, _ = self.sequences.pairs(users, generator=self.generator)
+            owner, queries = torch.arange(len(items)), plain
+            context = Context(items, None, None, plain.detach() if self.adapts else None)
+        else:
+            pairs = self.pairs.take(users)
+            items, owner = pairs.values, pairs.row_index()
+            plain = encoder.queries(users)
+            context = Context(items, self.known.take(users), owner, plain.detach() if self.adapts else None)
         draws = self.proposal.sample(context, self.config.candidates, generator=self.generator)
         # Positives and draws repeat: each item is encoded once.
         distinct, place = torch.unique(torch.cat([items, draws.ids.flatten()]), return_inverse=True)
-        queries, vectors = self.drop_out(plain), encoder.items(distinct)
+        if self.sequences is None:  # the others have left out entries within
+            queries = self.drop_out(plain)
+        vectors = encoder.items(distinct)
         candidates = vectors[place[len(items) :]].reshape(*draws.ids.shape, vectors.shape[1])
         scale = self.model.log_scale.exp()
         hits = context.hits(draws.ids)
@@ -312,7 +341,7 @@ class _Run:
                 scale, queries[few], candidates if draws.ids.ndim == 1 else candidates[few]
             ).detach()
             log_weight -= draws.log_expected if draws.ids.ndim == 1 else draws.log_expected[few]
-            inside = hits[0] < min(ESS_QUERIES, len(users))
+            inside = hits[0] < min(ESS_QUERIES, len(queries))
             log_weight[hits[0][inside], hits[1][inside]] = -math.inf
             n_draws = draws.ids.shape[-1]
             ess = float(effective_sample_size(log_weight).mean()) if n_draws else 0.0
@@ -370,7 +399,9 @@ class _Run:
         total = self.config.epochs * self.steps_per_epoch
         cosine = 0.5 + 0.5 * math.cos(math.pi * self.counters.step / total)
         factor = self.config.decay + (1 - self.config.decay) * cosine
-        self.optimizers["tables"].param_groups[0]["lr"] = self.config.lr * factor
+        for name in ("tables", "layers"):
+            if name in self.optimizers:
+                self.optimizers[name].param_groups[0]["lr"] = self.config.lr * factor
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -406,7 +437,7 @@ class _Run:
         record = {
             "event": "epoch",
             "epoch": counters.epoch,
-            "loss": counters.loss_sum / len(self.pairs.values),
+            "loss": counters.loss_sum / self.n_pairs,
             "validation": scores,
             "seconds": round(time.monotonic() - self.started, 3),
         }
@@ -434,16 +465,20 @@ def scores(scale: Tensor, queries: Tensor, candidates: Tensor) -> Tensor:
 
 
 def _optimizers(model: Model, config: TrainConfig) -> dict[str, Optimizer]:
-    """A row-sparse optimiser for the tables whose gradients are sparse, Adam for what is dense."""
+    """A row-sparse optimiser for the tables whose gradients are sparse, Adam for layers and for the temperature."""
     tables = [
         module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
     ]
     held = {id(p) for p in tables}
-    dense = [p for p in model.parameters() if p.requires_grad and id(p) not in held]
+    layers = [p for p in model.encoder.parameters() if p.requires_grad and id(p) not in held]
     kind = RowAdagrad if config.optimizer == "adagrad" else RowAdam
-    optimizers: dict[str, Optimizer] = {"tables": kind(tables, lr=config.lr)}
-    if dense:
-        optimizers["dense"] = torch.optim.Adam(dense, lr=1e-3)
+    optimizers: dict[str, Optimizer] = {}
+    if tables:
+        optimizers["tables"] = kind(tables, lr=config.lr)
+    if layers:
+        optimizers["layers"] = torch.optim.Adam(layers, lr=config.lr)
+    if model.log_scale.requires_grad:
+        optimizers["dense"] = torch.optim.Adam([model.log_scale], lr=1e-3)
     return optimizers
 
 

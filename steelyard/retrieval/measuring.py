@@ -11,6 +11,7 @@ from torch import Tensor
 
 from steelyard.evaluation import Ranks, count_ranks, ranking_metrics, ranks_from_lists, recall_by_popularity
 from steelyard.ragged import Ragged
+from steelyard.retrieval.adapters import VectorTowers
 from steelyard.retrieval.bm25 import bm25_available, bm25_ranking
 from steelyard.retrieval.index import top_k
 from steelyard.retrieval.interactions import Interactions
@@ -31,16 +32,18 @@ class Parts:
         validation: pairs that choose the epoch; out of `train`'s source, never of the test's.
         test: pairs for the final metrics.
         seen: items each user is known to have taken outside the test: left out when ranking the test.
+        history: for "sequence": the same in the order of time.
     """
 
     train: Interactions
     validation: Interactions
     test: Interactions
     seen: Ragged
+    history: Ragged | None = None
 
 
 def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str, Any]:
-    """Test metrics with intervals, beside chance and popularity; slices by popularity; examples."""
+    """Test metrics with intervals, beside baselines; slices by popularity; examples."""
     test, config = parts.test, retriever.config
     targets = test.known()
     ranks = retriever.ranks(test)
@@ -52,6 +55,9 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
     elif bm25_available():
         lists = bm25_ranking(retriever.item_texts, test.user_ids.cast(pl.String), BM25_DEPTH)
         baselines["bm25"] = ranking_metrics(ranks_from_lists(lists, targets), targets, k=CUTOFFS).to_dict()
+    if isinstance(retriever.model.encoder, VectorTowers):
+        before = count_ranks(*retriever.model.encoder.before(test), targets, retriever.seen)
+        baselines["frozen"] = ranking_metrics(before, targets, k=CUTOFFS).to_dict()
     return {
         "test": result.to_dict(),
         "test_queries": result.n_queries,

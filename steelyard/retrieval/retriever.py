@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import polars as pl
 import torch
@@ -45,9 +45,9 @@ class Retriever:
         model: the weights.
         item_vectors: float, (I, d).
         item_ids: (I,), as the person wrote them.
-        item_texts: (I,) for text models, else None.
-        user_ids: (n_users,) for "mf", else None.
-        seen: items that each user took in training, for "mf", else None.
+        item_texts: (I,) for models of texts, else None.
+        user_ids: (n_users,) for models of ids, else None.
+        seen: items that each user took in training, for models of ids, else None.
     """
 
     config: TrainConfig
@@ -152,21 +152,28 @@ class Retriever:
         return vectors
 
     @torch.no_grad()
-    def encode(self, texts: pl.Series) -> Tensor:
-        """Vectors of any texts, by the tower that queries and documents share.
+    def encode(self, texts: pl.Series, side: Literal["query", "document"] | None = None) -> Tensor:
+        """Vectors of any texts.
 
         Args:
             texts: (n,).
+            side: what the texts are, since each side has weights of its own; None is "query", but for the model
+                "vectors", whose sides differ too much for that.
 
         Returns:
             float, (n, d); zero for a text of which the model knows no part.
 
         Raises:
-            ValueError: a model without text.
+            ValueError: a model without text, or no side for the model "vectors".
         """
         if self.item_texts is None:
             raise ValueError("This model was trained on ids, not on text.")
-        encoded: Tensor = self._encoder.encode(texts.cast(pl.String))
+        if side is None and self.config.model == "vectors":
+            raise ValueError(
+                "Queries and documents of the model 'vectors' have adapters of their own: say which the texts are, "
+                "side='query' or side='document'."
+            )
+        encoded: Tensor = self._encoder.encode(texts.cast(pl.String), side or "query")
         return encoded
 
     @torch.no_grad()
@@ -264,7 +271,9 @@ class Retriever:
             "version": VERSION,
             "training": self.config.to_dict(),
             "encoder": self._encoder.settings() if self.item_texts is not None else {},
-            "files": {name: sha256(folder / name) for name in FILES[self.config.model]},
+            "files": {
+                name: sha256(folder / name) for name in FILES["ids" if self.item_texts is None else "texts"]
+            },
         }
         write_json(folder / CONFIG, content)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from steelyard.retrieval.ngrams import TextFeatures, Vocabulary, hash_texts
-from steelyard.retrieval.text import TextEncoder
+from steelyard.retrieval.text import Side, TextEncoder
 
 
 class TextTowers(nn.Module):
@@ -43,9 +43,9 @@ class TextTowers(nn.Module):
         """Vectors of documents of the catalogue, (n, dim)."""
         return self._encoded(1, items)
 
-    def encode(self, queries: pl.Series) -> Tensor:
-        """Vectors of any query texts, (n, dim), without gradients."""
-        return self.encoder.encode(queries, "query")
+    def encode(self, texts: pl.Series, side: Side = "query") -> Tensor:
+        """Vectors of any texts, (n, dim), without gradients."""
+        return self.encoder.encode(texts, side)
 
     def settings(self) -> dict[str, int]:
         """The encoder's shape, for the model folder."""

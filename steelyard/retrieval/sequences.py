@@ -1,0 +1,245 @@
+"""What comes next: a causal transformer, or a recurrent network, over each user's items in the order of time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steelyard.ragged import Ragged
+from steelyard.retrieval.config import TrainConfig
+from steelyard.retrieval.interactions import Interactions
+
+AT_ONCE = 256
+
+
+def histories(data: Interactions) -> Ragged:
+    """The items of each user in the order of time; where times are equal or absent, in the order of the pairs.
+
+    Args:
+        data: pairs.
+
+    Returns:
+        One row a user, not sorted by item.
+    """
+    rows = torch.arange(len(data)) if data.times is None else torch.argsort(data.times, stable=True)
+    rows = rows[torch.argsort(data.users[rows], stable=True)]
+    counts = torch.bincount(data.users, minlength=data.n_users)
+    return Ragged(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), data.items[rows])
+
+
+class SequenceModel(nn.Module):
+    """The state after each item of a sequence scores every item as the next one.
+
+        e_t = sqrt(d) y_(s_t) + p_t                               the last `length` items, p_t counted from the end
+        transformer, each layer:  x <- x + attention(norm(x)),  x <- x + W2 relu(W1 norm(x));  h = norm(x), causal
+        gru:                      h = GRU(e) without p
+        score(t, i) = <h_t, y_i> / temperature,      both of length 1 for "cosine"
+
+    Items have one table y for input and output, with sparse gradients; layers are dense. Sequences are laid out
+    from the left, so that causality alone keeps padding away from what is real.
+
+    Args:
+        n_items: number of items.
+        dim: length of the vectors.
+        cell: "transformer" or "gru".
+        length: how many of a user's last items are looked at.
+        layers: transformer blocks, of one head, or layers of the GRU.
+        cosine: normalise states and item vectors.
+        dropout: share of entries left out of inputs, attention weights and layer outputs in training.
+        items_of: histories to train on; None once training is over.
+        n_states: how many states `finish` will have left, for a model to load weights into.
+        generator: source of initial weights.
+
+    Reference:
+        Kang & McAuley (2018), Self-attentive sequential recommendation, arXiv 1808.09781; Hidasi et al. (2016),
+        Session-based recommendations with recurrent neural networks, arXiv 1511.06939, for the GRU.
+    """
+
+    states: Tensor | None
+
+    def __init__(
+        self,
+        n_items: int,
+        dim: int,
+        cell: str,
+        *,
+        length: int = 50,
+        layers: int = 2,
+        cosine: bool = False,
+        dropout: float = 0.0,
+        items_of: Ragged | None = None,
+        n_states: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.length, self.cosine, self.dropout, self.items_of = length, cosine, dropout, items_of
+        self.blocks = nn.ModuleList()
+        with torch.random.fork_rng(devices=[]):  # layers draw from the global generator before ours sets them
+            self.item = nn.Embedding(n_items, dim, sparse=True)
+            if cell == "gru":
+                self.gru = nn.GRU(dim, dim, num_layers=layers, batch_first=True)
+            else:
+                self.place = nn.Parameter(torch.empty(length, dim))
+                self.blocks.extend(_Block(dim) for _ in range(layers))
+                self.last = nn.LayerNorm(dim)
+        _set_weights(self, generator)
+        self.register_buffer("states", torch.empty(n_states, dim) if n_states else None)
+
+    @classmethod
+    def of(
+        cls,
+        config: TrainConfig,
+        n_items: int,
+        *,
+        items_of: Ragged | None = None,
+        n_states: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> SequenceModel:
+        """A model as the settings say."""
+        return cls(
+            n_items,
+            config.dim,
+            config.cell,
+            length=config.length,
+            layers=config.layers,
+            cosine=config.similarity == "cosine",
+            dropout=config.dropout,
+            items_of=items_of,
+            n_states=n_states,
+            generator=generator,
+        )
+
+    def account(self) -> str:
+        """How many histories are cut to the window, and how many users give no training pair."""
+        counts = self._needed().counts
+        cut, alone = int((counts > self.length + 1).sum()), int((counts == 1).sum())
+        return (
+            f"{int(self.pair_counts.sum()):,} (position, next item) pairs; {cut:,} of {len(counts):,} users have more "
+            f"than {self.length + 1} items and keep the last ones; {alone:,} have one item and give no pair."
+        )
+
+    @property
+    def pair_counts(self) -> Tensor:
+        """How many (position, next item) pairs each user gives, int64, (n_users,)."""
+        return (self._needed().counts - 1).clamp(min=0, max=self.length)
+
+    def pairs(
+        self, users: Tensor, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The training pairs of users: the state at each position, and the item that followed.
+
+        Args:
+            users: int64, (n,), each with two items or more.
+            generator: of the dropout.
+
+        Returns:
+            States (P, d), items (P,), and the place in `users` of each pair's user (P,).
+        """
+        rows = _last(self._needed().take(users), self.length + 1)
+        before = Ragged(rows.offsets - torch.arange(len(rows) + 1), _without_ends(rows, first=False))
+        states, real = self._run(before, self.dropout, generator)
+        return self._finish(states[real]), _without_ends(rows, first=True), before.row_index()
+
+    def queries(self, users: Tensor) -> Tensor:
+        """The state after all that each user took, (n,) -> (n, d)."""
+        return self.states[users] if self.states is not None else self.after(self._needed().take(users))
+
+    def after(self, sequences: Ragged) -> Tensor:
+        """The state after the last item of each sequence, (n, d); 0 after an empty one."""
+        out = torch.zeros(len(sequences), self.item.embedding_dim)
+        rows = (sequences.counts > 0).nonzero().squeeze(1)
+        for some in torch.split(rows, AT_ONCE):
+            last = _last(sequences.take(some), self.length)
+            states, _ = self._run(last, 0.0, None)
+            out = out.index_copy(0, some, self._finish(states[torch.arange(len(some)), last.counts - 1]))
+        return out
+
+    def items(self, items: Tensor) -> Tensor:
+        """Vectors of items, (n,) -> (n, d)."""
+        return self._finish(self.item(items))
+
+    @torch.no_grad()
+    def finish(self, sequences: Ragged) -> None:
+        """Keep the state of each user after the given histories, so that the saved model answers without them."""
+        self.states, self.items_of = self.after(sequences), None
+
+    def _run(self, rows: Ragged, dropout: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """States (n, longest, d) of sequences laid out from the left, and which are real (n, longest)."""
+        longest = int(rows.counts.max())
+        column = torch.arange(longest)
+        real = column < rows.counts.unsqueeze(1)
+        padded = torch.zeros(real.shape, dtype=torch.int64)
+        padded[real] = rows.values
+        x = self.item(padded) * math.sqrt(self.item.embedding_dim)
+        if not len(self.blocks):
+            states, _ = self.gru(_drop(x, dropout, generator))
+            return _drop(states, dropout, generator), real
+        from_end = (self.length - rows.counts.unsqueeze(1) + column).clamp(max=self.length - 1)
+        x = _drop(x + self.place[from_end], dropout, generator)
+        future = column > column.unsqueeze(1)
+        for block in self.blocks:
+            x = block(x, future, dropout, generator)
+        return self.last(x), real
+
+    def _finish(self, vectors: Tensor) -> Tensor:
+        return functional.normalize(vectors, dim=-1) if self.cosine else vectors
+
+    def _needed(self) -> Ragged:
+        if self.items_of is None:
+            raise ValueError("This model was loaded without the histories it was trained on; use `after`.")
+        return self.items_of
+
+
+class _Block(nn.Module):
+    """Causal self-attention of one head and a point-wise layer, each on normalised input and added to it."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.project, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.inner, self.outer = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, future: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor:
+        query, key, value = self.project(self.before(x)).chunk(3, dim=-1)
+        weight = query @ key.transpose(1, 2) / math.sqrt(x.shape[-1])
+        weight = weight.masked_fill(future, -math.inf).softmax(-1)
+        attended = self.out(_drop(weight, dropout, generator) @ value)
+        x = x + _drop(attended, dropout, generator)
+        inner = _drop(functional.relu(self.inner(self.between(x))), dropout, generator)
+        return x + _drop(self.outer(inner), dropout, generator)
+
+
+def _drop(x: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
+    """Leave out a share of the entries and give back their mean; from our generator, so that a run can resume."""
+    if share == 0:
+        return x
+    return x * (torch.rand(x.shape, generator=generator) >= share) / (1 - share)
+
+
+def _set_weights(model: nn.Module, generator: torch.Generator | None) -> None:
+    """Tables of standard deviation 0.02, layers of fan_in^(-1/2), biases 0; norms stay at 1 and 0."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.ndim == 2:
+                table = name in ("item.weight", "place")
+                p.normal_(0, 0.02 if table else p.shape[1] ** -0.5, generator=generator)
+            elif "bias" in name:
+                p.zero_()
+
+
+def _last(rows: Ragged, length: int) -> Ragged:
+    """The last `length` values of each row."""
+    counts = rows.counts.clamp(max=length)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    shift = torch.repeat_interleave(rows.offsets[1:] - counts - offsets[:-1], counts)
+    return Ragged(offsets, rows.values[torch.arange(len(shift)) + shift])
+
+
+def _without_ends(rows: Ragged, *, first: bool) -> Tensor:
+    """The values of all rows without the first of each, or without the last; no row is empty."""
+    kept = torch.ones(len(rows.values), dtype=torch.bool)
+    kept[rows.offsets[:-1] if first else rows.offsets[1:] - 1] = False
+    return rows.values[kept]

@@ -1,0 +1,278 @@
+"""Sequences: a state sees the past alone, padding counts for nothing, and what comes next is found."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from torch import Tensor
+
+from steelyard.ragged import Ragged
+from steelyard.retrieval import Interactions, Reading, Retriever, TrainConfig, loop, train
+from steelyard.retrieval.job import build, partition
+from steelyard.retrieval.loop import Step
+from steelyard.retrieval.sequences import SequenceModel, histories
+from tests.cli.running import steelyard
+from tests.retrieval import planted
+from tests.retrieval.test_training import Stop, assert_same_model
+
+
+def chains(n_users: int = 120, n_items: int = 30, seed: int = 0, *, times: bool = True) -> Interactions:
+    """Each user starts anywhere and goes to the next item but one around a circle, mostly; rows are shuffled."""
+    g = torch.Generator().manual_seed(seed)
+    users, items, at = [], [], []
+    for user in range(n_users):
+        length = int(torch.randint(4, 11, (1,), generator=g))
+        start = int(torch.randint(n_items, (1,), generator=g))
+        users += [user] * length
+        items += [(start + 2 * t) % n_items for t in range(length)]
+        at += list(range(length))
+    order = torch.randperm(len(users), generator=g) if times else torch.arange(len(users))
+    return Interactions(
+        torch.tensor(users)[order],
+        torch.tensor(items)[order],
+        pl.Series([f"u{i}" for i in range(n_users)]),
+        pl.Series([f"i{i}" for i in range(n_items)]),
+        None,
+        torch.tensor(at)[order] if times else None,
+        None,
+        Reading(["chains"], "memory", {}, len(users), len(users)),
+    )
+
+
+def config(**changes: object) -> TrainConfig:
+    settings = {"epochs": 30, "batch": 32, "candidates": 16, "dim": 16, "lr": 0.02, "patience": 0}
+    return TrainConfig.of("sequence", **(settings | {"dropout": 0.1, "length": 8, "layers": 1} | changes))
+
+
+def model(cell: str, rows: list[list[int]], **settings: object) -> SequenceModel:
+    counts = torch.tensor([0, *map(len, rows)])
+    items = Ragged(counts.cumsum(0), torch.tensor([i for row in rows for i in row]))
+    generator = torch.Generator().manual_seed(0)
+    return SequenceModel(20, 8, cell, items_of=items, generator=generator, **{"length": 5} | settings)  # type: ignore[arg-type]
+
+
+def of(*rows: list[int]) -> Ragged:
+    return Ragged(
+        torch.tensor([0, *map(len, rows)]).cumsum(0), torch.tensor([i for r in rows for i in r]).long()
+    )
+
+
+CELLS = pytest.mark.parametrize("cell", ["transformer", "gru"])
+
+
+def test_histories_are_in_the_order_of_time_and_equal_times_in_that_of_the_rows() -> None:
+    data = chains()
+    rows = histories(data)
+    for user in range(data.n_users):
+        steps = rows.row(user).diff() % data.n_items
+        assert bool((steps == 2).all())
+    untimed = chains(times=False)
+    assert torch.equal(histories(untimed).values, untimed.items)
+
+
+@CELLS
+def test_the_training_pairs_are_each_position_of_the_window_with_the_next_item(cell: str) -> None:
+    rows = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12], [13, 14]]
+    encoder = model(cell, rows)
+    assert encoder.pair_counts.tolist() == [2, 0, 5, 1]
+    states, items, owner = encoder.pairs(torch.tensor([2, 0, 3]))
+    assert items.tolist() == [8, 9, 10, 11, 12, 2, 3, 14]
+    assert owner.tolist() == [0, 0, 0, 0, 0, 1, 1, 2]
+    assert states.shape == (8, 8)
+    assert "9 (position" not in encoder.account()
+    assert "8 (position, next item) pairs; 1 of 4 users" in encoder.account()
+    assert "1 have one item" in encoder.account()
+
+
+@CELLS
+@pytest.mark.parametrize("cosine", [False, True])
+def test_a_state_is_that_of_its_past_alone_however_the_batch_is_padded(cell: str, cosine: bool) -> None:
+    """Compared with a batch of one, without padding and without future; the GRU has no places to shift."""
+    rows = [[3, 1, 4, 1, 5, 9], [2, 6, 5], [7, 8]]
+    encoder = model(cell, rows, cosine=cosine, layers=2)
+    if cell == "transformer":
+        with torch.no_grad():
+            encoder.place.zero_()  # a shorter past stands elsewhere in the window
+    states, _, owner = encoder.pairs(torch.arange(3))
+    for row, user in enumerate([3, 1, 4, 1, 5, 9][:-1]):
+        del user
+        alone = encoder.after(of(rows[0][: row + 1]))
+        torch.testing.assert_close(states[owner == 0][row], alone[0])
+    for row in range(2):
+        torch.testing.assert_close(states[owner == 1][row], encoder.after(of(rows[1][: row + 1]))[0])
+    together = encoder.after(of(*rows))
+    for row, history in enumerate(rows):
+        torch.testing.assert_close(together[row], encoder.after(of(history[-5:]))[0])
+
+
+def test_places_are_counted_from_the_end_of_the_window() -> None:
+    encoder = model("transformer", [[1, 2, 3, 4, 5, 6]])
+    states, _, _ = encoder.pairs(torch.tensor([0]))
+    torch.testing.assert_close(states[-1], encoder.after(of([1, 2, 3, 4, 5]))[0])
+    short = encoder.after(of([5]))
+    with torch.no_grad():
+        encoder.place[:-1].normal_()  # places that one item does not reach
+    torch.testing.assert_close(encoder.after(of([5])), short)
+
+
+@CELLS
+def test_an_empty_history_has_the_zero_state(cell: str) -> None:
+    states = model(cell, [[1, 2]]).after(of([], [3]))
+    assert float(states[0].detach().abs().sum()) == 0
+    assert float(states[1].detach().abs().sum()) > 0
+
+
+def test_a_transformer_block_is_the_plain_formula() -> None:
+    """Attention of each position over those up to it, computed pair by pair."""
+    encoder = model("transformer", [[3, 1, 4]], layers=1).double()
+    block, x = encoder.blocks[0], encoder.item.weight[torch.tensor([3, 1, 4])].detach() * 8**0.5
+    x = x + encoder.place[2:].detach()
+    q, k, v = block.project(block.before(x)).chunk(3, dim=-1)
+    rows = []
+    for t in range(3):
+        weight = torch.stack([torch.exp(q[t] @ k[s] / 8**0.5) for s in range(t + 1)])
+        attended = sum(w / weight.sum() * v[s] for s, w in enumerate(weight))
+        y = x[t] + block.out(attended)
+        rows.append(y + block.outer(torch.relu(block.inner(block.between(y)))))
+    want = encoder.last(torch.stack(rows))[2]
+    torch.testing.assert_close(encoder._run(of([3, 1, 4]), 0.0, None)[0][0, 2], want)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cell": "gru"},
+        {"negatives": "everything"},
+        {"negatives": "in-batch+uniform", "loss": "softmax"},
+        {"loss": "gbce:0.75", "epochs": 60, "lr": 0.01, "temperature": 0.1},
+        {"negatives": "top5+uniform"},
+        {"loss": "bsl:1.2"},
+        {"similarity": "dot", "temperature": 1.0},
+    ],
+)
+def test_it_finds_what_comes_next(changes: dict[str, object]) -> None:
+    trained = train(chains(), config=config(**changes), split_by="leave-last-out")
+    metrics = trained.metrics
+    assert metrics["test"]["hit_rate@5"]["mean"] > 0.8
+    assert metrics["baselines"]["popularity"]["hit_rate@5"]["high"] < 0.5
+    assert metrics["epochs"][-1]["loss"] < metrics["epochs"][0]["loss"]
+
+
+def test_the_test_is_asked_by_the_state_after_all_that_came_before() -> None:
+    data = chains()
+    trained = train(data, config=config(epochs=1), split_by="leave-last-out")
+    rows = histories(data)
+    encoder = trained.retriever.model.encoder
+    assert isinstance(encoder, SequenceModel)
+    given = trained.retriever.user_vectors(torch.arange(data.n_users))
+    for user in (0, 7):
+        before: Tensor = rows.row(user)[:-1]
+        torch.testing.assert_close(given[user], encoder.after(of(before.tolist()))[0])
+
+
+@CELLS
+def test_a_run_resumed_in_mid_epoch_is_bit_for_bit_the_uninterrupted_one_and_the_folder_answers(
+    tmp_path: Path, cell: str
+) -> None:
+    settings = config(epochs=4, cell=cell, learn_temperature=True)
+    data = chains()
+    whole = train(data, config=settings, split_by="leave-last-out", out=tmp_path / "whole")
+
+    def stop(step: Step) -> None:
+        if (step.epoch, step.step) == (2, 2):
+            raise Stop
+
+    cut = {"config": settings, "split_by": "leave-last-out", "out": tmp_path / "cut"}
+    with pytest.raises(Stop):
+        train(data, **cut, checkpoint_seconds=0, watch=stop)
+    torch.rand(1)  # the global generator is not ours
+    train(data, **cut, resume=True)
+    assert_same_model(tmp_path / "whole", tmp_path / "cut")
+    loaded = Retriever.load(tmp_path / "cut")
+    assert loaded.recommend(["u3", "u50"], 5).equals(whole.retriever.recommend(["u3", "u50"], 5))
+    assert loaded.neighbours(["i7"], 4).equals(whole.retriever.neighbours(["i7"], 4))
+    a, b = (r.model.encoder.after(of([3, 5, 7])) for r in (loaded, whole.retriever))  # type: ignore[operator]
+    torch.testing.assert_close(a, b)
+
+
+def test_building_a_model_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(3)
+    want = torch.rand(1)
+    torch.manual_seed(3)
+    model("gru", [[1, 2]])
+    assert torch.equal(torch.rand(1), want)
+
+
+def test_a_step_draws_its_own_item_as_a_negative_never() -> None:
+    """The loss under all items is the cross-entropy of the next item."""
+    settings = config(negatives="everything", dropout=0.0)
+    data = chains()
+    parts = partition(data, None, settings, "leave-last-out")
+    built = build(parts, settings)
+    run = loop._Run(
+        built, parts.train.users, parts.train.items, parts.train.known(), parts.train.item_counts(),
+        settings, None, {}, None,
+    )  # fmt: skip
+    run.refresh()
+    encoder = built.encoder
+    assert isinstance(encoder, SequenceModel)
+    with torch.no_grad():
+        states, items, _ = encoder.pairs(run.queries[:32])
+        logits = states @ encoder.items(torch.arange(30)).T / settings.temperature
+        want = torch.nn.functional.cross_entropy(logits, items)
+    run.step(run.queries[:32])
+    assert run.counters.loss_sum / run.counters.pairs == pytest.approx(float(want), rel=1e-5)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave-last-out"):
+        train(chains(), config=config())
+    with pytest.raises(ValueError, match="does not fit data of texts"):
+        train(planted.texts(), config=config(), split_by="leave-last-out")
+    for changes, said in (
+        ({"cell": "lstm"}, "transformer, gru"),
+        ({"length": 0}, "length must be at least 1"),
+        ({"layers": 0}, "layers must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            config(**changes)
+    with pytest.raises(ValueError, match="a setting of the model sequence"):
+        TrainConfig.of("mf", length=10)
+    alone = chains().select(torch.arange(1))
+    settings = config()
+    with pytest.raises(ValueError, match="No user has two items"):
+        loop._Run(
+            loop.Model(SequenceModel.of(settings, 30, items_of=histories(alone)), settings),
+            alone.users, alone.items, alone.known(), alone.item_counts(), settings, None, {}, None,
+        )  # fmt: skip
+
+
+def test_the_command_trains_on_sessions_in_their_order(tmp_path: Path) -> None:
+    data = chains(times=False)
+    frame = {
+        "user": data.user_ids.gather(data.users.numpy()),
+        "item": data.item_ids.gather(data.items.numpy()),
+    }
+    pl.DataFrame(frame).write_csv(tmp_path / "s.csv")
+    words = (
+        "--model",
+        "sequence",
+        "--cell",
+        "gru",
+        "--layers",
+        "1",
+        "--length",
+        "8",
+        "--epochs",
+        "3",
+        "--dim",
+        "8",
+    )
+    done = steelyard("train", "s.csv", *words, "--candidates", "16", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["training"]["cell"] == "gru"
+    done = steelyard("recommend", "runs/s", "--user", "u3", "-k", "2", "--json", cwd=tmp_path)
+    assert len(json.loads(done.stdout)) == 2
