@@ -33,6 +33,7 @@ from steelyard.losses.distillation import (
     sinkhorn_distillation,
     top_kd,
 )
+from steelyard.losses.factored_output import FactoredOutput
 from steelyard.losses.fused import fused_sampled_softmax, fused_softmax
 from steelyard.losses.individual_temperatures import (
     IndividualTemperatures,
@@ -41,6 +42,7 @@ from steelyard.losses.individual_temperatures import (
 )
 from steelyard.losses.judged import judge_alignment, judged_false_negatives
 from steelyard.losses.kernel_conditional import conditional_contrastive, kernel_weights
+from steelyard.losses.learned_link import LegendreLink, legendre_loss
 from steelyard.losses.listwise import lambda_loss, listmle, listnet, ranknet
 from steelyard.losses.margin_softmax import AdaFace, adaface_margins, margin_logits, margin_softmax
 from steelyard.losses.margins import margin_mse, tas_balanced_loss
@@ -77,8 +79,10 @@ from steelyard.losses.pooling_bias import cet, pooling_log_weight
 from steelyard.losses.prototypes import class_prototypes, icnn_loss, icnn_score, proto_triplet
 from steelyard.losses.proxies import Proxies, merge_penalty, proxy_anchor, proxy_nca, soft_triple
 from steelyard.losses.quality_triplets import quality_triplets
+from steelyard.losses.random_losses import ens_loss, random_slopes
 from steelyard.losses.regression import easy_llp, number_token, soft_levels, thurstone_fidelity
 from steelyard.losses.regression_compatible import regression_compatible
+from steelyard.losses.self_consistent_robust import linf_perturbation, self_consistent_loss
 from steelyard.losses.soft_sorting import log_soft_permutation
 from steelyard.losses.softmax import sampled_softmax
 from steelyard.losses.softmax_variants import psl, sl_at_k, top_k_threshold
@@ -91,6 +95,7 @@ from steelyard.losses.spherical import (
     spherical_squared_error,
     z_loss,
 )
+from steelyard.losses.structural_similarity import ms_ssim_loss
 from steelyard.losses.submodular import set_value, submodular_loss
 from steelyard.losses.threshold_consistent import (
     OperatingPoints,
@@ -102,8 +107,10 @@ from steelyard.losses.threshold_consistent import (
 __all__ = [
     "LOSSES",
     "AdaFace",
+    "FactoredOutput",
     "FalseNegativeHead",
     "IndividualTemperatures",
+    "LegendreLink",
     "LogitMoments",
     "Mixed",
     "OperatingPoints",
@@ -134,6 +141,7 @@ __all__ = [
     "diht",
     "direct_coverage",
     "easy_llp",
+    "ens_loss",
     "false_accept_threshold",
     "false_negative_weighted",
     "fused_sampled_softmax",
@@ -151,6 +159,8 @@ __all__ = [
     "label_encoding_risk",
     "lambda_loss",
     "lcron",
+    "legendre_loss",
+    "linf_perturbation",
     "listmle",
     "listnet",
     "log_posterior",
@@ -167,6 +177,7 @@ __all__ = [
     "mixed_contrastive",
     "mixed_multi_similarity",
     "moments_of_logits",
+    "ms_ssim_loss",
     "multi_similarity",
     "nbpo",
     "nce",
@@ -187,6 +198,7 @@ __all__ = [
     "proxy_nca",
     "psl",
     "quality_triplets",
+    "random_slopes",
     "ranking_nce",
     "ranknet",
     "regression_compatible",
@@ -198,6 +210,7 @@ __all__ = [
     "sampled_distillation",
     "sampled_mse",
     "sampled_softmax",
+    "self_consistent_loss",
     "set_value",
     "sigmoid_contrastive",
     "sinkhorn_distillation",

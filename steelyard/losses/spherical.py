@@ -51,8 +51,8 @@ def logit_moments(hidden: Tensor, weight: Tensor, labels: Tensor) -> LogitMoment
 
     Reference:
         Vincent, de Brébisson and Bouthillier (2015), Efficient exact gradient update for training deep
-        networks with very large sparse targets, NeurIPS, arXiv 1412.7091. Here by autograd; their factored
-        update, whose cost does not depend on C at all, is not.
+        networks with very large sparse targets, NeurIPS, arXiv 1412.7091. Here by autograd; their
+        factored update, whose cost does not know the number of classes, is `FactoredOutput`.
     """
     if not (hidden.is_floating_point() and weight.is_floating_point()):
         raise TypeError(f"Inputs must be floating point, got {hidden.dtype} and {weight.dtype}.")
