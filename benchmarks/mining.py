@@ -33,9 +33,10 @@ from torch.nn import functional
 
 from steelyard.ragged import Ragged
 from steelyard.retrieval.bounded_search import code_items
+from steelyard.retrieval.collection import Collection
 from steelyard.retrieval.index import top_k
 from steelyard.retrieval.mining import MiningRules
-from steelyard.retrieval.mining_job import Collection, mine
+from steelyard.retrieval.mining_job import mine
 
 NEGATIVES, RANKS, MARGIN = 3, 100, 0.05
 Mined = tuple[tuple[float, float], np.ndarray, np.ndarray]

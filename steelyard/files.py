@@ -60,6 +60,28 @@ def check_writable(folder: Path) -> None:
         ) from None
 
 
+def check_plan(path: Path, plan: dict[str, Any]) -> None:
+    """Refuse to resume a job that was another one.
+
+    Args:
+        path: where the job wrote down what it is.
+        plan: what is asked for now.
+
+    Raises:
+        ValueError: they differ, or the file is damaged; says in what.
+    """
+    before = read_json(path)
+    if not isinstance(before, dict):
+        raise ValueError(f"{path} is damaged: give --overwrite to start anew.")
+    now = json.loads(json.dumps(plan))
+    differing = [name for name in now if before.get(name) != now[name]]
+    if differing:
+        raise ValueError(
+            f"The unfinished job in {path.parent} differs in its {', '.join(differing)}; give the same again, or "
+            "--overwrite."
+        )
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary name beside `path`, and rename it to `path` once the block ends without error.

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-RESAMPLES_AT_ONCE = 256
+from steelyard.evaluation.bootstrap import resampled_means
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PairedDifference:
 
 
 def paired_bootstrap(
-    scores: dict[str, Tensor], *, resamples: int = 10_000, generator: torch.Generator | None = None
+    scores: dict[str, Tensor], *, resamples: int = 10_000, seed: int = 0
 ) -> list[PairedDifference]:
     """Compare every two of several systems, query by query.
 
@@ -55,7 +55,7 @@ def paired_bootstrap(
     Args:
         scores: float, (n,) for each system: a metric of each query, in the same order.
         resamples: how many.
-        generator: source of randomness; torch's own where None.
+        seed: seed of the resamples.
 
     Returns:
         All pairs, in the order of the names.
@@ -81,12 +81,7 @@ def paired_bootstrap(
     if n < 2:
         raise ValueError("A comparison needs two queries at least.")
     values = torch.stack(table)
-    means = torch.cat(
-        [
-            _resampled(values, min(RESAMPLES_AT_ONCE, resamples - start), generator)
-            for start in range(0, resamples, RESAMPLES_AT_ONCE)
-        ]
-    )
+    means = resampled_means(values, resamples, seed)
     found = []
     edges = torch.tensor([0.025, 0.975], dtype=torch.float64)
     for i, j in combinations(range(len(names)), 2):
@@ -122,12 +117,3 @@ def holm(p: list[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p) - place) * p[index]))
         corrected[index] = largest
     return corrected
-
-
-def _resampled(values: Tensor, resamples: int, generator: torch.Generator | None) -> Tensor:
-    """Means of resampled queries, (resamples, systems): all systems share each resample."""
-    n = values.shape[1]
-    drawn = torch.randint(n, (resamples, n), generator=generator)
-    counts = torch.zeros(resamples, n, dtype=torch.float64)
-    counts.scatter_add_(1, drawn, torch.ones(1, dtype=torch.float64).expand(resamples, n))
-    return counts @ values.T / n

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from steelyard.evaluation import measures
+from steelyard.evaluation.bootstrap import resampled_means
 from steelyard.evaluation.ranks import Ranks
 from steelyard.ragged import Ragged
 
 _MEASURES = ("recall", "precision", "ndcg", "map", "hit_rate", "mrr")
 _QUERIES_AT_ONCE = 1024
-_DRAWS_AT_ONCE = 2**21
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class RankingMetrics:
             raise ValueError("An interval needs at least two queries with targets, got one.")
         means = self._resampled.get((resamples, seed))
         if means is None:
-            means = self._resampled[resamples, seed] = _resampled_means(self.values, resamples, seed)
+            means = self._resampled[resamples, seed] = resampled_means(self.values, resamples, seed)
         edges = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
         low, high = torch.quantile(means[:, row], edges).tolist()
         return low, high
@@ -276,18 +276,3 @@ def _measure(
         for _ in pool.map(work, range(0, len(queries), _QUERIES_AT_ONCE)):
             pass
     return out, mrr
-
-
-def _resampled_means(values: Tensor, resamples: int, seed: int) -> Tensor:
-    """Means of `values`, (names, n), over queries drawn with replacement: float64, (resamples, names)."""
-    n = values.shape[1]
-    generator = torch.Generator().manual_seed(seed)
-    parts = []
-    at_once = max(1, _DRAWS_AT_ONCE // n)
-    for start in range(0, resamples, at_once):
-        size = min(at_once, resamples - start)
-        drawn = torch.randint(n, (size, n), generator=generator)
-        drawn += torch.arange(size)[:, None] * n
-        times = torch.bincount(drawn.view(-1), minlength=size * n).view(size, n)
-        parts.append(times.to(torch.float64) @ values.T / n)
-    return torch.cat(parts)

@@ -113,6 +113,20 @@ class Context:
         return torch.from_numpy(rows), torch.from_numpy(columns)
 
 
+def among(rows: Ragged, asked: Tensor) -> Tensor:
+    """Which ids stand in their row.
+
+    Args:
+        rows: B rows, each sorted.
+        asked: int64, not negative, (n,) for all rows or (B, n).
+
+    Returns:
+        bool, (B, n).
+    """
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return Context(nothing, rows, nothing).mask(asked)
+
+
 @numba.njit(cache=True)
 def _look_up(
     positives: NDArray[np.int64],

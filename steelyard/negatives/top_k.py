@@ -11,7 +11,7 @@ from torch import Tensor
 
 from steelyard.draws import Draws
 from steelyard.negatives.asked import check_number, inside
-from steelyard.negatives.context import Context
+from steelyard.negatives.context import Context, among
 from steelyard.negatives.uniform import known_before
 from steelyard.ragged import Ragged
 from steelyard.sampling.successive import without_replacement
@@ -104,8 +104,8 @@ class TopK:
         def design(asked: Tensor) -> Tensor:
             asked = asked.expand(len(context), asked.shape[-1])
             within = inside(asked, self.n_items)
-            answer = torch.where(within & ~_among(taken, asked.clamp(min=0)), drawn, -math.inf)
-            return answer.masked_fill(_among(_join(None, best), asked.clamp(min=0)) & within, 0.0)
+            answer = torch.where(within & ~among(taken, asked.clamp(min=0)), drawn, -math.inf)
+            return answer.masked_fill(among(_join(None, best), asked.clamp(min=0)) & within, 0.0)
 
         return Draws(ids, torch.cat([certain, value.expand(-1, n - self.k)], 1), design)
 
@@ -127,7 +127,7 @@ class TopK:
         ordered = best.sort(1).values
         if bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any()):
             raise ValueError("top must not give an item twice to a query.")
-        return best.masked_fill(_among(known, best.clamp(min=0)), -1)
+        return best.masked_fill(among(known, best.clamp(min=0)), -1)
 
 
 def simans_weights(scores: Tensor, positive: Tensor, a: float = 1.0, b: float = 0.0) -> Tensor:
@@ -297,11 +297,6 @@ def _join(known: Ragged | None, best: Tensor) -> Ragged:
     return Ragged.from_pairs(rows, values, len(best))
 
 
-def _among(rows: Ragged, asked: Tensor) -> Tensor:
-    """Which ids, int64 (B, m), not negative, stand in the row of their query; bool, (B, m)."""
-    return Context(torch.zeros(0, dtype=torch.int64), rows, torch.zeros(0, dtype=torch.int64)).mask(asked)
-
-
 def checked_scores(score: Callable[[Context], Tensor], context: Context, n_items: int) -> Tensor:
     """What `score` says of a batch, refused unless it is one number for each query and item."""
     scores = torch.as_tensor(score(context)).detach()
@@ -319,4 +314,4 @@ def _best_of(scores: Tensor, known: Ragged, k: int) -> tuple[Tensor, Tensor]:
     masked = scores.clone()
     masked[known.row_index(), known.values] = -math.inf
     score, best = masked.topk(k, 1)
-    return best.masked_fill(_among(known, best), -1), score
+    return best.masked_fill(among(known, best), -1), score

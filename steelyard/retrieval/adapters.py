@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steelyard.ragged import Ragged
+from steelyard.retrieval.collection import Collection, rows_of, vectors_fingerprint
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.encoding import SentenceEncoder, encode_collection
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.mining_job import Collection, rows_of, vectors_fingerprint
 
 VECTORS, MADE_FROM = "vectors", "made_from.json"
 BLOCK = 1 << 14

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from steelyard.draws import Draws, Proposal
-from steelyard.negatives import Context
+from steelyard.negatives import Context, InBatch, Mixture, StreamingFrequency
+from steelyard.negatives.context import among
 from steelyard.ragged import Ragged
 from steelyard.weights import effective_sample_size, khat_threshold, pareto_khat
 
@@ -141,7 +142,7 @@ def audit_proposals(
         candidates: draws of a query, K.
         repeats: repetitions of each proposal, 2 or more.
         batch: queries of a training batch, which share draws where a proposal shares them; in-batch
-            candidates need K of them and get K.
+            candidates come from at least K.
         generator: source of randomness; torch's own where None.
         watch: called with the number of repetitions done and in all.
 
@@ -161,8 +162,8 @@ def audit_proposals(
         tally = _Tally(scene, full, repeats)
         for r in range(repeats):
             for part, rows in zip(_parts(scene), _rows(scene), strict=True):
-                draws, seconds = _draw(proposal, part, candidates, batch, name, generator)
-                tally.seconds.append(seconds + tally.add(part, rows, draws, r))
+                ids, log_expected, seconds = _draw(proposal, part, candidates, batch, generator)
+                tally.seconds.append(seconds + tally.add(part, rows, ids, log_expected, r))
             if watch is not None:
                 watch(place * repeats + r + 1, len(proposals) * repeats)
         audits.append(tally.audit(name))
@@ -190,30 +191,43 @@ def _full_gradient(part: Scene) -> Tensor:
 
 
 def _draw(
-    proposal: Proposal,
-    part: Scene,
-    n: int,
-    batch: int,
-    name: str,
-    generator: torch.Generator | None,
-) -> tuple[Draws, float]:
-    """Candidates for some queries, and the seconds that each query of a batch took.
+    proposal: Proposal, part: Scene, n: int, batch: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor, float]:
+    """Candidates for some queries with their log expected counts, and the seconds for each query of a batch.
 
-    The batch is made of random training pairs, since in-batch candidates are random only as far as it is; a
-    proposal that draws for each query is asked with the queries themselves.
+    In-batch candidates are random only as far as the batch is, so theirs is one of random training pairs; where
+    a mixture of them draws for each query, the audit's own queries come first in it and are cut out.
     """
-    in_batch = "in-batch" in name
-    others = torch.randint(len(part.population), (n if in_batch else batch,), generator=generator)
-    context = Context(part.population[others], vectors=part.queries[others % len(part.queries)])
-    started = time.perf_counter()
-    draws = proposal.sample(context, n, generator=generator)
-    seconds = time.perf_counter() - started
-    if draws.ids.ndim == 1:
-        return draws, seconds / batch
+    b = len(part.queries)
     context = Context(part.positives, part.known, vectors=part.queries)
+    if _looks_at_the_batch(proposal):
+        more = part.population[torch.randint(len(part.population), (max(n, batch),), generator=generator)]
+        vectors = part.queries[torch.arange(len(more)) % b]
+        context = Context(more, vectors=vectors)
+        draws, seconds = _timed(proposal, context, n, generator)
+        if draws.ids.ndim == 1:
+            return draws.ids, draws.log_expected, seconds / batch
+        rows = torch.cat([part.known.row_index(), torch.arange(b, b + len(more))])
+        known = Ragged.from_pairs(rows, torch.cat([part.known.values, more]), b + len(more))
+        vectors = torch.cat([part.queries, vectors])
+        context = Context(torch.cat([part.positives, more]), known, vectors=vectors)
+    draws, seconds = _timed(proposal, context, n, generator)
+    if draws.ids.ndim == 1:
+        return draws.ids, draws.log_expected, seconds / batch
+    return draws.ids[:b], draws.log_expected[:b], seconds / len(context)
+
+
+def _timed(
+    proposal: Proposal, context: Context, n: int, generator: torch.Generator | None
+) -> tuple[Draws, float]:
     started = time.perf_counter()
     draws = proposal.sample(context, n, generator=generator)
-    return draws, (time.perf_counter() - started) / len(part.queries)
+    return draws, time.perf_counter() - started
+
+
+def _looks_at_the_batch(proposal: Proposal) -> bool:
+    parts = proposal.parts if isinstance(proposal, Mixture) else [proposal]
+    return any(isinstance(part, InBatch | StreamingFrequency) for part in parts)
 
 
 class _Tally:
@@ -231,9 +245,8 @@ class _Tally:
         self.seconds: list[float] = []
         self.has_held_out = len(scene.held_out.values) > 0
 
-    def add(self, part: Scene, rows: Tensor, draws: Draws, repeat: int) -> float:
+    def add(self, part: Scene, rows: Tensor, ids: Tensor, log_expected: Tensor, repeat: int) -> float:
         """Take in one repetition; gives the seconds a query for scoring its candidates."""
-        ids = draws.ids
         context = Context(part.positives, part.known)
         hit = context.mask(ids)
         started = time.perf_counter()
@@ -243,7 +256,7 @@ class _Tally:
         else:
             score = part.scale * torch.einsum("bd,bnd->bn", part.queries, vectors)
         seconds = (time.perf_counter() - started) / len(rows)
-        log_expected = draws.log_expected.expand(score.shape)
+        log_expected = log_expected.expand(score.shape)
         hit = hit | (log_expected == math.inf)
         positive = part.scale * (part.queries * part.items[part.positives]).sum(1)
         for plain, errors in ((False, self.weighed), (True, self.unweighed)):
@@ -268,8 +281,7 @@ class _Tally:
         self.drawn += float(real.sum())
         self.rows += len(real)
         if self.has_held_out:
-            nobody = torch.full_like(part.positives, -1)
-            false = Context(nobody, part.held_out).mask(ids) & ~hit
+            false = among(part.held_out, ids) & ~hit
             self.false += float(false.sum())
             of_all = push.sum(1)
             share = (push * false).sum(1) / of_all.clamp(min=1e-300)

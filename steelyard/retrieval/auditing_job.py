@@ -14,8 +14,8 @@ from steelyard.files import check_writable, write_json
 from steelyard.negatives import Catalogue, proposal
 from steelyard.ragged import Ragged
 from steelyard.retrieval.auditing import ProposalAudit, Scene, audit_proposals
+from steelyard.retrieval.collection import rows_of
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.mining_job import rows_of
 from steelyard.retrieval.retriever import Retriever
 
 AUDIT = "audit.json"

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from steelyard.evaluation import PairedDifference, count_ranks, paired_bootstrap, ranking_metrics
-from steelyard.files import alone_in, read_json, replacing, write_json
+from steelyard.evaluation.bootstrap import resampled_means
+from steelyard.files import alone_in, check_plan, read_json, replacing, write_json
 from steelyard.retrieval.config import DEFAULTS, TrainConfig
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.job import build, partition, validator
 from steelyard.retrieval.loop import fit
 from steelyard.retrieval.measuring import Parts
+from steelyard.retrieval.ray_engine import on_ray
 
 SUMMARY, PLAN, UNITS, QUERIES = "compare.json", "plan.json", "units", "queries.parquet"
 TRIALS, SHRINK = 9, 3
@@ -278,34 +280,16 @@ class _Race:
 
     def _here(self, units: list[_Unit]) -> Iterator[tuple[_Unit, dict[str, Any]]]:
         for unit in units:
-            yield (
-                unit,
-                train_unit(
-                    self.parts,
-                    settings_of(self.base, self.cells[unit.cell], self._changes(unit)),
-                    unit.tested,
-                ),
-            )
+            yield unit, train_unit(self.parts, self._settings(unit), unit.tested)
 
     def _on_ray(self, units: list[_Unit]) -> Iterator[tuple[_Unit, dict[str, Any]]]:
-        try:
-            import ray
-        except ImportError:
-            raise ImportError("The ray engine needs Ray: pip install 'steelyard[ray]'.") from None
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False)
-        parts = ray.put(self.parts)
-        task = ray.remote(train_unit)
-        waiting = {
-            task.remote(parts, settings_of(self.base, self.cells[u.cell], self._changes(u)), u.tested): u
-            for u in units
-        }
-        while waiting:
-            ready, _ = ray.wait(list(waiting), num_returns=1)
-            yield waiting.pop(ready[0]), ray.get(ready[0])
+        pieces = [(self._settings(unit), unit.tested) for unit in units]
+        for place, result in on_ray(train_unit, self.parts, pieces):
+            yield units[place], result
 
-    def _changes(self, unit: _Unit) -> dict[str, Any]:
-        return unit.changes | {"epochs": unit.epochs, "seed": self.base.seed + unit.seed}
+    def _settings(self, unit: _Unit) -> TrainConfig:
+        changes = unit.changes | {"epochs": unit.epochs, "seed": self.base.seed + unit.seed}
+        return settings_of(self.base, self.cells[unit.cell], changes)
 
     def _file(self, unit: _Unit) -> Path:
         return self.folder / UNITS / f"{unit.key}.json"
@@ -344,7 +328,7 @@ class _Race:
                     "seeds": [float(v) for v in each[metric].mean(1)],
                 }
             )
-        differences = paired_bootstrap(scores, generator=torch.Generator().manual_seed(self.base.seed))
+        differences = paired_bootstrap(scores, seed=self.base.seed)
         with replacing(self.folder / QUERIES) as temporary:
             pl.DataFrame({name: values.numpy() for name, values in scores.items()}).write_parquet(temporary)
         units = [read_json(path) for path in sorted((self.folder / UNITS).glob("*.json"))]
@@ -400,13 +384,9 @@ def train_unit(parts: Parts, config: TrainConfig, tested: bool) -> dict[str, Any
     return result
 
 
-def interval(values: Tensor, resamples: int = 2000) -> dict[str, float]:
-    """Mean over queries with its 95 % bootstrap interval."""
-    generator = torch.Generator().manual_seed(0)
-    n = len(values)
-    means = torch.stack(
-        [values[torch.randint(n, (n,), generator=generator)].mean() for _ in range(resamples)]
-    )
+def interval(values: Tensor) -> dict[str, float]:
+    """Mean over queries, (n,), with its 95 % bootstrap interval."""
+    means = resampled_means(values.unsqueeze(0), 1000, 0).squeeze(1)
     low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return {"mean": float(values.mean()), "low": low, "high": high}
 
@@ -426,12 +406,7 @@ def _open(folder: Path, plan: dict[str, Any], resume: bool, overwrite: bool) -> 
             f"{folder} is not empty; give --resume to go on, --overwrite to start anew, or another --out."
         )
     if resume and PLAN in found:
-        before = read_json(folder / PLAN)
-        differing = [name for name in plan if before.get(name) != json.loads(json.dumps(plan[name]))]
-        if differing:
-            raise ValueError(
-                f"The comparison in {folder} differs in its {', '.join(differing)}; give the same again, or --overwrite."
-            )
+        check_plan(folder / PLAN, plan)
         return
     (folder / UNITS).mkdir(parents=True, exist_ok=True)
     for path in [*(folder / UNITS).iterdir(), folder / SUMMARY, folder / QUERIES]:

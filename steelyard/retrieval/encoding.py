@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from steelyard.files import alone_in, read_json, replacing, write_json
-from steelyard.retrieval.mining_job import Collection
+from steelyard.retrieval.collection import Collection
 
 BLOCK = 4096
 

@@ -17,7 +17,7 @@ from steelyard.ragged import Ragged
 from steelyard.retrieval.adapters import VectorTowers
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.factors import MatrixFactorization
-from steelyard.retrieval.loop import Model
+from steelyard.retrieval.objective import Model
 from steelyard.retrieval.sequences import SequenceModel
 from steelyard.retrieval.text import TextEncoder
 from steelyard.retrieval.towers import TextTowers

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from steelyard.files import read_json, replacing, write_json
+from steelyard.negatives.context import among
 from steelyard.ragged import Ragged
+from steelyard.retrieval.collection import vectors_fingerprint
 from steelyard.retrieval.mining import Search
-from steelyard.retrieval.mining_job import vectors_fingerprint
 
 
 def ivf_search(documents: Tensor, k: int, *, probes: int = 16, file: Path | None = None) -> Search:
@@ -47,12 +48,7 @@ def ivf_search(documents: Tensor, k: int, *, probes: int = 16, file: Path | None
         wide = min(k + most, len(documents))
         found, rows = index.search(queries.contiguous().numpy(), wide)
         score, ids = torch.from_numpy(found), torch.from_numpy(rows)
-        positive = torch.zeros_like(ids, dtype=torch.bool)
-        width = len(documents) + 1
-        keys = positives.row_index() * width + positives.values
-        asked = torch.arange(len(ids)).unsqueeze(1) * width + ids.clamp(min=0)
-        place = torch.searchsorted(keys, asked).clamp_(max=len(keys) - 1)
-        positive = keys[place] == asked
+        positive = among(positives, ids.clamp(min=0))
         score = score.masked_fill(positive | (ids < 0), -math.inf)
         score, order = score.sort(dim=1, descending=True, stable=True)
         ids = ids.gather(1, order).masked_fill(score == -math.inf, -1)

@@ -25,8 +25,9 @@ from steelyard.retrieval.encoding import SentenceEncoder
 from steelyard.retrieval.factors import MatrixFactorization
 from steelyard.retrieval.folder import CONFIG, ITEMS, SEEN, USERS, WEIGHTS
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.loop import LOG, Encoder, Model, Step, fit, has_checkpoint
+from steelyard.retrieval.loop import LOG, Encoder, Step, fit, has_checkpoint
 from steelyard.retrieval.measuring import Parts, measure
+from steelyard.retrieval.objective import Model
 from steelyard.retrieval.retriever import Retriever
 from steelyard.retrieval.sequences import SequenceModel, histories
 from steelyard.retrieval.splitting import split

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from steelyard.files import replacing
 
 if TYPE_CHECKING:
-    from steelyard.retrieval.mining_job import Collection
+    from steelyard.retrieval.collection import Collection
 
 LAYOUTS = ("table", "triplet", "n-tuple", "labeled-pair", "labeled-list")
 

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.optim import Optimizer
+from torch import Tensor
 
-from steelyard.draws import Draws
-from steelyard.losses import Scored, fused_sampled_softmax, retrieval_loss
+from steelyard.losses import retrieval_loss
 from steelyard.negatives import Catalogue, Context, adapts, proposal
-from steelyard.optim import RowAdagrad, RowAdam
 from steelyard.ragged import Ragged
 from steelyard.retrieval.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from steelyard.retrieval.config import TrainConfig
-from steelyard.weights import effective_sample_size
+from steelyard.retrieval.interrupts import interrupts
+from steelyard.retrieval.objective import Model, batch_loss, drop_out, effective_negatives, optimizers_of
 
 LOG = "log.jsonl"
 LOGS_PER_EPOCH = 20
-ESS_QUERIES = 64
 
 
 class Encoder(Protocol):
@@ -112,17 +105,6 @@ class Stopped(Exception):
         super().__init__(f"stopped in epoch {counters.epoch + 1} after {counters.step:,} steps; {where}")
 
 
-class Model(nn.Module):
-    """An encoder and the log of the inverse temperature, trained or fixed."""
-
-    def __init__(self, encoder: nn.Module, config: TrainConfig) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.log_scale = nn.Parameter(
-            torch.tensor(-math.log(config.temperature)), requires_grad=config.learn_temperature
-        )
-
-
 def fit(
     model: Model,
     users: Tensor,
@@ -174,7 +156,7 @@ def fit(
     if resume:
         run.load()
     run.open_log()
-    with _interrupts() as interrupted:
+    with interrupts() as interrupted:
         while not run.counters.finished:
             run.epoch(interrupted, checkpoint_seconds)
             scores = validate() if validate is not None else {}
@@ -220,8 +202,9 @@ class _Run:
             raise ValueError("No user has two items in training, so nothing tells what comes next.")
         self.counts, self.snapshot = counts, dict[str, Tensor]()
         self.adapts = adapts(config.negatives)
+        self.objective = retrieval_loss(config.loss)
         self.generator = config.generator(2)
-        self.optimizers = _optimizers(model, config)
+        self.optimizers = optimizers_of(model, config)
         self.counters = Counters()
         self.best: Mapping[str, Tensor] = {}
         self.batch = config.batch_of(len(self.queries))
@@ -317,13 +300,15 @@ class _Run:
         # Positives and draws repeat: each item is encoded once.
         distinct, place = torch.unique(torch.cat([items, draws.ids.flatten()]), return_inverse=True)
         if self.sequences is None:  # the others have left out entries within
-            queries = self.drop_out(plain)
+            queries = drop_out(plain, self.config, self.generator)
         vectors = encoder.items(distinct)
         candidates = vectors[place[len(items) :]].reshape(*draws.ids.shape, vectors.shape[1])
         scale = self.model.log_scale.exp()
         hits = context.hits(draws.ids)
         positive = (queries[owner] * vectors[place[: len(items)]]).sum(1) * scale
-        loss = self.loss(positive, queries, candidates, draws, scale, owner, hits)
+        loss = batch_loss(
+            self.objective, positive, queries, candidates, draws, scale, owner, hits, len(self.counts)
+        )
         value = float(loss.detach())
         if not math.isfinite(value):
             raise FloatingPointError(
@@ -336,64 +321,8 @@ class _Run:
         counters.pairs += len(items)
         counters.loss_sum += value * len(items)
         if counters.step % self.log_every == 0:
-            few = slice(0, ESS_QUERIES)
-            log_weight = scores(
-                scale, queries[few], candidates if draws.ids.ndim == 1 else candidates[few]
-            ).detach()
-            log_weight -= draws.log_expected if draws.ids.ndim == 1 else draws.log_expected[few]
-            inside = hits[0] < min(ESS_QUERIES, len(queries))
-            log_weight[hits[0][inside], hits[1][inside]] = -math.inf
-            n_draws = draws.ids.shape[-1]
-            ess = float(effective_sample_size(log_weight).mean()) if n_draws else 0.0
-            self.tell(value, ess, n_draws)
-
-    def loss(
-        self,
-        positive: Tensor,
-        queries: Tensor,
-        candidates: Tensor,
-        draws: Draws,
-        scale: Tensor,
-        owner: Tensor,
-        hits: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """The mean loss over the batch's positives; the softmax over shared draws is fused, others are gathered."""
-        loss = retrieval_loss(self.config.loss)
-        if draws.ids.ndim == 1 and loss.fused is not None:
-            return fused_sampled_softmax(
-                positive,
-                queries,
-                candidates,
-                draws.log_expected,
-                scale=scale,
-                owner=owner,
-                hits=hits,
-                **loss.fused,  # type: ignore[arg-type]
-            )
-        negative = scores(scale, queries, candidates)
-        mask = torch.zeros(negative.shape, dtype=torch.bool)
-        mask[hits] = True
-        log_expected = draws.log_expected.to(negative.dtype).expand_as(negative)
-        return loss(
-            Scored(
-                positive,
-                negative[owner],
-                log_expected[owner],
-                mask[owner],
-                float(scale.detach()),
-                len(self.counts),
-            )
-        )
-
-    def drop_out(self, queries: Tensor) -> Tensor:
-        """Leave out entries of the query vectors, and give back their length (cosine) or their mean (dot)."""
-        share = self.config.dropout
-        if share == 0:
-            return queries
-        kept = torch.rand(queries.shape, generator=self.generator) >= share
-        if self.config.similarity == "cosine":
-            return functional.normalize(queries * kept, dim=-1)
-        return queries * kept / (1 - share)
+            ess = effective_negatives(queries, candidates, draws, scale, hits)
+            self.tell(value, ess, draws.ids.shape[-1])
 
     def descend(self, loss: Tensor) -> None:
         total = self.config.epochs * self.steps_per_epoch
@@ -455,51 +384,6 @@ class _Run:
         patience_over = config.patience > 0 and counters.waited >= config.patience
         counters.finished = counters.epoch >= config.epochs or patience_over
         self.told = time.monotonic(), self.counters.pairs
-
-
-def scores(scale: Tensor, queries: Tensor, candidates: Tensor) -> Tensor:
-    """Scores of shared candidates (K, d), or of each query's own (B, K, d), by queries (B, d): (B, K)."""
-    if candidates.ndim == 2:
-        return scale * queries @ candidates.T
-    return scale * torch.bmm(candidates, queries.unsqueeze(2)).squeeze(2)
-
-
-def _optimizers(model: Model, config: TrainConfig) -> dict[str, Optimizer]:
-    """A row-sparse optimiser for the tables whose gradients are sparse, Adam for layers and for the temperature."""
-    tables = [
-        module.weight for module in model.modules() if isinstance(module, nn.Embedding) and module.sparse
-    ]
-    held = {id(p) for p in tables}
-    layers = [p for p in model.encoder.parameters() if p.requires_grad and id(p) not in held]
-    kind = RowAdagrad if config.optimizer == "adagrad" else RowAdam
-    optimizers: dict[str, Optimizer] = {}
-    if tables:
-        optimizers["tables"] = kind(tables, lr=config.lr)
-    if layers:
-        optimizers["layers"] = torch.optim.Adam(layers, lr=config.lr)
-    if model.log_scale.requires_grad:
-        optimizers["dense"] = torch.optim.Adam([model.log_scale], lr=1e-3)
-    return optimizers
-
-
-@contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag that is looked at between steps; a second one interrupts at once."""
-    flag = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag
-        return
-
-    def ask(_signal: int, _frame: FrameType | None) -> None:
-        if flag.is_set():
-            raise KeyboardInterrupt
-        flag.set()
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield flag
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def has_checkpoint(folder: Path) -> bool:

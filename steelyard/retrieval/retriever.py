@@ -31,7 +31,7 @@ from steelyard.retrieval.folder import (
 )
 from steelyard.retrieval.index import top_k
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.loop import Model
+from steelyard.retrieval.objective import Model
 
 CLOSE_MATCHES = 20_000
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from steelyard.ragged import Ragged
+from steelyard.retrieval.collection import Collection, rows_of
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.mining_job import Collection, rows_of
 from steelyard.retrieval.retriever import Retriever
 
 
