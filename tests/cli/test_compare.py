@@ -108,3 +108,28 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(
     assert done.returncode == 2
     assert said in done.stderr
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.slow
+def test_ray_runs_the_same_units(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    try:
+        done = compare(
+            planted.interactions(),
+            None,
+            CELLS,
+            minutes=0.02,
+            seeds=1,
+            config=SMALL,
+            out=tmp_path / "c",
+            engine="ray",
+        )
+    finally:
+        ray.shutdown()
+    here = compare(
+        planted.interactions(), None, CELLS, minutes=0.02, seeds=1, config=SMALL, out=tmp_path / "c2"
+    )
+    assert [c["name"] for c in done.summary["cells"]] == [c["name"] for c in here.summary["cells"]]
+    units = [json.loads(path.read_text()) for path in (tmp_path / "c" / "units").iterdir()]
+    assert sum(unit["tested"] for unit in units) == 2

@@ -201,3 +201,17 @@ def test_the_interval_covers_the_bias_although_queries_share_their_draws() -> No
         (a,) = audit_proposals(s, {"u": Uniform(60)}, 30, repeats=16, generator=g)
         missed += not a.bias_low <= best.bias <= a.bias_high
     assert missed <= 9
+
+
+def test_a_mixture_of_in_batch_and_hard_candidates_has_the_bias_of_its_law_and_not_of_the_audits_queries() -> (
+    None
+):
+    s = scene(n=64)
+    s = dataclasses.replace(s, population=torch.cat([s.population, s.positives, torch.arange(60)]))
+    counts = torch.bincount(s.population, minlength=60)
+    made = proposal("top5+in-batch", Catalogue(counts, items=s.items, scale=s.scale))
+    plain = proposal("in-batch", counts)
+    mixed, alone = audit_proposals(s, {"a": made, "b": plain}, 40, repeats=60, generator=generator())
+    assert mixed.draws > 30  # the batch is long enough for all the draws
+    assert mixed.bias < 0.1
+    assert mixed.noise < alone.noise
