@@ -141,8 +141,11 @@ def compare(
         "seeds": seeds,
         "settings": base.to_dict(),
     }
-    _open(folder, plan, resume, overwrite)
+    _check_folder(folder, resume, overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
+        _check_folder(folder, resume, overwrite)  # again: another comparison may have just finished
+        _open(folder, plan, resume)
         run = _Race(parts, base, list(cells), minutes, seeds, folder, engine, watch, say)
         return run.run()
 
@@ -159,7 +162,7 @@ def trials(base: TrainConfig, cell: Cell) -> list[dict[str, Any]]:
     """Nine settings to race in a cell, the first the defaults; the same points in all cells.
 
     The others are a Halton sequence around the defaults: temperature by a factor of 1/2 to 2, learning rate by 1/3
-    to 3, dropout 0 to 0.3, and for "bsl" the power from 1 to 1.4.
+    to 3, dropout 0 to 0.3, and for "bsl" without a number the power from 1 to 1.4.
     """
     found: list[dict[str, Any]] = [{}]
     for i in range(1, TRIALS):
@@ -170,7 +173,7 @@ def trials(base: TrainConfig, cell: Cell) -> list[dict[str, Any]]:
         }
         if base.model == "mf":
             changes["dropout"] = round(0.3 * w, 3)
-        if cell.loss.startswith("bsl"):
+        if cell.loss == "bsl":  # a power of the person's own stays
             changes["loss"] = f"bsl:{1 + 0.4 * x:.2f}"
         found.append(changes)
     return found
@@ -391,8 +394,8 @@ def interval(values: Tensor) -> dict[str, float]:
     return {"mean": float(values.mean()), "low": low, "high": high}
 
 
-def _open(folder: Path, plan: dict[str, Any], resume: bool, overwrite: bool) -> None:
-    """Make the folder ready, refusing what would be lost."""
+def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
+    """Refuse what would be lost."""
     if resume and overwrite:
         raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
     ours = {SUMMARY, PLAN, UNITS, QUERIES, "compare.html"}
@@ -405,7 +408,11 @@ def _open(folder: Path, plan: dict[str, Any], resume: bool, overwrite: bool) -> 
         raise FileExistsError(
             f"{folder} is not empty; give --resume to go on, --overwrite to start anew, or another --out."
         )
-    if resume and PLAN in found:
+
+
+def _open(folder: Path, plan: dict[str, Any], resume: bool) -> None:
+    """Write the plan, or check that an unfinished comparison had the same."""
+    if resume and (folder / PLAN).exists():
         check_plan(folder / PLAN, plan)
         return
     (folder / UNITS).mkdir(parents=True, exist_ok=True)

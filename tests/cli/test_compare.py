@@ -47,6 +47,20 @@ def test_cells_race_over_the_same_points_and_the_first_is_the_defaults() -> None
         assert a == {k: v for k, v in b.items() if k != "loss"}
         assert b["loss"].startswith("bsl:1.")
         assert 0.045 <= a["temperature"] <= 0.18
+    assert not any("loss" in t for t in trials(SMALL, Cell("bsl:1.3", "uniform")))
+
+
+def test_a_comparison_at_work_keeps_another_out_of_its_folder(tmp_path: Path) -> None:
+    def again(_done: int, _total: int) -> None:
+        before = sorted((tmp_path / "c" / "units").iterdir())
+        with pytest.raises(FileExistsError, match="Another run is writing"):
+            compare(data, None, CELLS, minutes=0.02, config=SMALL, out=tmp_path / "c", overwrite=True)
+        assert sorted((tmp_path / "c" / "units").iterdir()) == before
+        raise KeyboardInterrupt
+
+    data = planted.interactions()
+    with pytest.raises(KeyboardInterrupt):
+        compare(data, None, CELLS, minutes=0.02, config=SMALL, out=tmp_path / "c", watch=again)
 
 
 def test_a_killed_comparison_goes_on_and_runs_nothing_twice(tmp_path: Path) -> None:
