@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import steelyard
-from steelyard.cli import audit, compare, mine, neighbours, recommend, search, train
+from steelyard.cli import audit, compare, mine, neighbours, recommend, search, select, train
 
 app = typer.Typer(
     name="steelyard",
@@ -23,6 +23,7 @@ app.command("train")(train.command)
 app.command("audit")(audit.command)
 app.command("compare")(compare.command)
 app.command("mine")(mine.command)
+app.command("select")(select.command)
 app.command("recommend")(recommend.command)
 app.command("search")(search.command)
 app.command("neighbours")(neighbours.command)

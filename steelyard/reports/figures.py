@@ -200,3 +200,34 @@ def tuning_traces(trials: Sequence[Mapping[str, Any]], names: Sequence[str], lab
     axes.set_ylabel(label, fontsize=9, color=INK)
     axes.legend(frameon=False, fontsize=8)
     return _svg(figure)
+
+
+def weight_histogram(pictures: Mapping[str, Any]) -> str:
+    """Log-weights of all rows and of the drawn ones, each as shares, on bins of equal width."""
+    figure, axes = _new()
+    bins = len(pictures["all"])
+    low, high = pictures["low"], max(pictures["high"], pictures["low"] + 1e-9)
+    edges = [low + (high - low) * k / bins for k in range(bins + 1)]
+    for values, label, colour in (
+        (pictures["all"], "all rows", PALE),
+        (pictures["drawn"], "drawn", ACCENT),
+    ):
+        total = max(sum(values), 1)
+        axes.stairs([v / total for v in values], edges, fill=True, color=colour, alpha=0.7, label=label)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("log-weight", fontsize=9, color=INK)
+    axes.set_ylabel("share of the rows", fontsize=9, color=INK)
+    axes.legend(frameon=False, fontsize=8)
+    return _svg(figure)
+
+
+def length_scatter(even: Sequence[Sequence[float]], drawn: Sequence[Sequence[float]]) -> str:
+    """Tokens against log-weight: an even draw, and the selection."""
+    figure, axes = _new()
+    for (x, y), label, colour in ((even, "even draw", PALE), (drawn, "drawn", ACCENT)):
+        axes.plot([max(v, 1) for v in x], y, "o", color=colour, markersize=2.5, alpha=0.5, label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel("tokens", fontsize=9, color=INK)
+    axes.set_ylabel("log-weight", fontsize=9, color=INK)
+    axes.legend(frameon=False, fontsize=8)
+    return _svg(figure)

@@ -18,12 +18,12 @@ from torch import Tensor
 from steelyard.evaluation import PairedDifference, count_ranks, paired_bootstrap, ranking_metrics
 from steelyard.evaluation.bootstrap import resampled_means
 from steelyard.files import alone_in, check_plan, read_json, replacing, write_json
+from steelyard.ray_engine import on_ray
 from steelyard.retrieval.config import DEFAULTS, TrainConfig
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.job import build, partition, validator
 from steelyard.retrieval.loop import fit
 from steelyard.retrieval.measuring import Parts
-from steelyard.retrieval.ray_engine import on_ray
 
 SUMMARY, PLAN, UNITS, QUERIES = "compare.json", "plan.json", "units", "queries.parquet"
 TRIALS, SHRINK = 9, 3

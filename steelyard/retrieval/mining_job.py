@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from steelyard.files import alone_in, check_plan, check_writable, replacing, write_json
+from steelyard.ray_engine import on_ray
 from steelyard.retrieval.bounded_search import CodedItems, code_items
 from steelyard.retrieval.collection import Collection, vectors_fingerprint
 from steelyard.retrieval.index import top_k
 from steelyard.retrieval.layouts import LAYOUTS, arranged
 from steelyard.retrieval.mining import MiningRules, Negatives, Search, check_vectors, pick_negatives
-from steelyard.retrieval.ray_engine import on_ray
 
 SUMMARY, PLAN, PARTS = "mining.json", "plan.json", "parts"
 BLOCK = 1024

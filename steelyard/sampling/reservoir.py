@@ -58,7 +58,7 @@ class Reservoir:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"The seed must lie between 0 and 2^63 - 1, got {seed}.")
         # As numbers of their type: compiled code gives back Python's, and those would be taken for int64.
-        self._words = tuple(_U(word) for word in _words(self.seed))
+        self._words = tuple(_U(word) for word in words_of(self.seed))
         size = 2 * (self.k + 1) + 64
         self._keys, self._noise = np.empty(size), np.empty(size, np.uint64)
         self._ids, self._log_w = np.empty(size, np.int64), np.empty(size)
@@ -204,7 +204,7 @@ class Reservoir:
 
 
 @njit
-def _words(seed: int) -> Any:
+def words_of(seed: int) -> Any:
     """Two words of 64 bits from one seed."""
     return hash_id(seed, _U(0x243F6A8885A308D3), _U(0x13198A2E03707344)), hash_id(
         seed, _U(0xA4093822299F31D0), _U(0x082EFA98EC4E6C89)

@@ -1,0 +1,168 @@
+"""What a draw is worth: whether its weights carry it, whether it moved toward the target, and what it repeats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard.selection.corpus import Block
+from steelyard.selection.drawing import Drawn, Weights
+from steelyard.selection.dsir import kl_reduction
+from steelyard.selection.duplicates import near_duplicates
+from steelyard.selection.hashed_ngrams import HashedNgrams
+from steelyard.selection.reading import texts_of
+from steelyard.selection.writing import contents
+from steelyard.weights import effective_sample_size, khat_threshold, pareto_khat
+
+SAMPLE = 5_000
+"""Rows at most whose texts are looked at again."""
+TOKENS = 2_000_000
+"""Tokens at most of them."""
+DISGUISE = 0.8
+"""A draw of which more than this share comes again with another seed is hardly random."""
+
+
+def check_weights(weights: Weights, drawn: Drawn) -> dict[str, Any]:
+    """How evenly the weights lie on the rows, and how much chance was in the draw.
+
+    Args:
+        weights: of all rows.
+        drawn: the draw.
+
+    Returns:
+        `effective_rows` of the weights as they are and `effective_rows_tempered` as they drew; `khat` of the
+        weights with its threshold; `length_correlation` of log-weight and tokens; `drawn_again`: the share of
+        the draw that another seed would draw too, by its inclusion probabilities; `among_top`: the share that
+        stands among the n highest scores; `effective_draws`: effective number of drawn rows under their
+        weights.
+    """
+    n, histogram = len(drawn.rows), weights.histogram
+    log_weight = drawn.rows["log_w"] - drawn.log_probability
+    tempered = weights.kept * weights.exponent
+    return {
+        "rows": weights.rows,
+        "short": weights.short,
+        "effective_rows": histogram.effective_size(),
+        "exponent": weights.exponent,
+        "effective_rows_tempered": histogram.effective_size(weights.exponent),
+        "khat": _shape(weights.kept),
+        "khat_tempered": _shape(tempered),
+        "khat_threshold": float(khat_threshold(max(len(weights.kept), 1))),
+        "length_correlation": weights.correlation,
+        "drawn_again": float(np.exp(drawn.log_probability).sum()) / n if n else 0.0,
+        "among_top": float((drawn.rows["log_w"] >= histogram.nth_largest(n)).mean()) if n else 0.0,
+        "effective_draws": float(effective_sample_size(torch.from_numpy(log_weight))) if n else 0.0,
+    }
+
+
+def check_texts(
+    drawn: Drawn,
+    blocks: Sequence[Block],
+    ngrams: HashedNgrams,
+    text_field: str,
+    target: NDArray[np.int64] | None,
+) -> dict[str, Any]:
+    """Whether the drawn texts are nearer to the target than an even draw of as many, and what they repeat.
+
+    Args:
+        drawn: the draw.
+        blocks: of the corpus.
+        ngrams: what is counted.
+        text_field: where the text is.
+        target: n-grams of the target; None leaves the divergences out.
+
+    Returns:
+        `looked_at` rows; `kl_reduction` in nats an n-gram; `near_duplicates`, the share of rows that share 80 %
+        of their word 5-grams with an earlier one, None where rensa is not installed.
+    """
+    rows, even = _sample(drawn.rows), _sample(drawn.uniform)
+    size = min(len(rows), len(even))
+    found: dict[str, Any] = {"looked_at": size}
+    try:
+        texts = [text for part in _texts(rows[:size], blocks, text_field) for text in part]
+        repeated = near_duplicates(texts)
+        found["near_duplicates"] = float((repeated >= 0).mean()) if size else 0.0
+    except ImportError:
+        found["near_duplicates"] = None
+    if target is not None:
+        counts = []
+        for each in (even[:size], rows[:size]):
+            total = np.zeros(ngrams.buckets, np.int64)
+            for texts in _texts(each, blocks, text_field):
+                total += ngrams.counts(texts)
+            counts.append(total)
+        reducible = all(c.sum() for c in counts)
+        found["kl_reduction"] = kl_reduction(target, *counts) if reducible else None
+    return found
+
+
+def verdicts(found: dict[str, Any], n: int, design: str) -> list[str]:
+    """What the figures mean, in words, with the mend.
+
+    Args:
+        found: as the two checks gave it.
+        n: rows wanted.
+        design: how they were drawn.
+    """
+    said = []
+    again, effective = found["drawn_again"], found["effective_rows_tempered"]
+    wanted = min(4 * n, max(found["rows"] // 2, 1))
+    mend = f"--temper ess={wanted}, or --temper length,ess={wanted}"
+    if design in ("resample", "poisson") and again > DISGUISE and n < found["rows"] / 2:
+        said.append(
+            f"The weights are worth {effective:,.1f} of {found['rows']:,} rows: {again:.0%} of the draw would come "
+            f"again with any seed, so that it is the top {n:,} in disguise. Temper the weights ({mend}), or cut "
+            "the texts to equal length."
+        )
+    elif design in ("resample", "poisson") and effective < n / 2:
+        said.append(
+            f"The weights are worth {effective:,.1f} rows, fewer than the {n:,} drawn: the heavy ones are all in, and "
+            f"the rest is filled up with light ones. To draw by weights, {mend}."
+        )
+    if abs(found["length_correlation"]) > 0.5:
+        said.append(
+            f"The log-weights follow the length of the texts (correlation {found['length_correlation']:.2f}): they are "
+            "sums over n-grams. Compare at equal length with --temper length."
+        )
+    if found["khat_tempered"] is None:
+        said.append("k-hat of the weights cannot be fitted: next to the largest of them the others vanish.")
+    elif found["khat_tempered"] > found["khat_threshold"]:
+        said.append(
+            f"k-hat of the weights is {found['khat_tempered']:.2f}, above {found['khat_threshold']:.2f}: an average "
+            "over the target by these weights would have no controlled error."
+        )
+    reduction = found.get("kl_reduction")
+    if reduction is not None and reduction <= 0:
+        said.append("The selection is no nearer to the target than an even draw of as many rows.")
+    if found.get("near_duplicates") is None and "looked_at" in found:
+        said.append("Near-duplicates were not looked for: pip install 'steelyard[dedup]'.")
+    elif found.get("near_duplicates", 0) > 0.05:
+        said.append(f"{found['near_duplicates']:.0%} of the rows looked at nearly repeat another one.")
+    return said
+
+
+def _sample(rows: NDArray[Any]) -> NDArray[Any]:
+    """An even part of rows, bounded in number and tokens, in the order of the corpus."""
+    order = np.argsort(rows["content"], kind="stable")[:SAMPLE]
+    fits = int(np.searchsorted(np.cumsum(rows["tokens"][order].astype(np.int64)), TOKENS, side="right"))
+    taken = rows[order[: max(fits, 1)]]
+    return taken[np.lexsort((taken["line"], taken["block"]))]
+
+
+def _texts(rows: NDArray[Any], blocks: Sequence[Block], text_field: str) -> Iterator[list[str]]:
+    for block, content in contents(blocks, rows):
+        if isinstance(content, list):
+            yield texts_of(block.kind, content, text_field)
+        else:
+            yield [str(t) for t in content.column(text_field).to_pylist()]
+
+
+def _shape(log_w: NDArray[np.float64]) -> float | None:
+    """k-hat of weights; 0 where they are equal, None where it cannot be fitted."""
+    khat = float(pareto_khat(log_w))
+    return 0.0 if khat == -math.inf else khat if math.isfinite(khat) else None
