@@ -22,6 +22,10 @@ from steelyard.selection.scorers import FITTED, SCORERS, Fitted
 from steelyard.selection.writing import WEIGHTS, lines_of, write_selected, write_weights
 
 SUMMARY, PLAN, WORK, SELECTED, REPORT = "selection.json", "plan.json", "work", "selected", "report.html"
+SCORED_BY = ("method", "text_field", "n_grams", "buckets", "smoothing", "strict")
+"""Settings on which scores depend; a killed job may go on with others for the draw."""
+FEW = 30
+"""Rows of a target below which a word is said."""
 Watch = Callable[[str, int, int], None]
 
 
@@ -67,7 +71,7 @@ def select(
             bytes a row.
         workers: threads of the local engine.
         engine: "local", or "ray" to share blocks among the workers of a Ray cluster, which all see the folder.
-        resume: go on with a killed job.
+        resume: go on with a killed job; the draw (n, design, temper, seed ...) may be another one.
         overwrite: replace what an earlier one left.
         block: bytes of a block, about; it changes nothing but the memory, about ten times so much a worker.
         watch: called with the name of a pass, and the number of blocks done and in all.
@@ -97,7 +101,10 @@ def select(
     wanted = cut(find_files(target), block=block) if target else []
     if not blocks:
         raise ValueError("The corpus is empty: all its files have no bytes.")
-    plan = asdict(config) | {"raw": fingerprint(blocks), "target": fingerprint(wanted)}
+    if target and not wanted:
+        raise ValueError("The target is empty: all its files have no bytes.")
+    plan = {name: getattr(config, name) for name in SCORED_BY}
+    plan |= {"raw": fingerprint(blocks), "target": fingerprint(wanted)}
     folder.mkdir(parents=True, exist_ok=True)
     check_writable(folder)
     with alone_in(folder):
@@ -164,11 +171,21 @@ class _Job:
             "copies_of_selected": int(drawn.rows["copies"].sum()) - len(drawn.rows),
             "shards": shards[0],
             "check": check,
-            "verdicts": verdicts(check, config.n, config.design),
+            "verdicts": verdicts(check, config.n, config.design) + self.doubts(counts["target"]),
             "pictures": pictures(weights, drawn),
             "settings": asdict(config),
             "seconds": round(time.monotonic() - started, 1),
         }
+
+    def doubts(self, target: NDArray[np.int64] | None) -> list[str]:
+        """What to say of a target that is small."""
+        rows = sum(t.rows for t in self.tallies("target", self.target))
+        if target is None or rows >= FEW:
+            return []
+        return [
+            f"The target has {rows:,} rows with {int(target.sum()):,} n-grams for {len(target):,} buckets: its model is "
+            "mostly smoothing. Give more of it, or lower --buckets."
+        ]
 
     def counts(self, name: str, blocks: list[Block]) -> NDArray[np.int64] | None:
         """The n-grams of a corpus by bucket, summed over its blocks; None where nobody asks."""

@@ -41,7 +41,9 @@ def plain_buckets(text: str, n: int, buckets: int) -> list[int]:
     return found
 
 
-@given(st.lists(st.text(st.characters(exclude_characters=UNLIKE, exclude_categories=["Cs"]))), st.integers(1, 4))
+@given(
+    st.lists(st.text(st.characters(exclude_characters=UNLIKE, exclude_categories=["Cs"]))), st.integers(1, 4)
+)
 def test_counts_are_those_of_plain_loops_over_any_text(texts: list[str], n: int) -> None:
     grams = HashedNgrams(n, 97)
     expected = np.bincount([b for t in texts for b in plain_buckets(t, n, 97)], minlength=97)
@@ -50,7 +52,13 @@ def test_counts_are_those_of_plain_loops_over_any_text(texts: list[str], n: int)
 
 
 def test_scores_are_sums_of_the_table_over_n_grams() -> None:
-    texts = ["The cat, the CAT -- sat!", "", "été à l'école, naïve; 東京タワー 123_x", "\t \n", "a" * 5000 + " b " * 3000]
+    texts = [
+        "The cat, the CAT -- sat!",
+        "",
+        "été à l'école, naïve; 東京タワー 123_x",
+        "\t \n",
+        "a" * 5000 + " b " * 3000,
+    ]
     grams, table = HashedNgrams(3, 1000), np.random.default_rng(1).normal(size=1000)
     found, tokens = grams.scores(texts, table)
     plain = [sum(table[b] for b in plain_buckets(t, 3, 1000)) for t in texts]
@@ -86,7 +94,9 @@ def test_buckets_fill_evenly() -> None:
     words = [f"{k:x}" for k in range(20_000)]
     counts = HashedNgrams(1, 100).counts(words)
     statistic = float(((counts - 200) ** 2 / 200).sum())
-    assert 40 < statistic < 180  # chi-square with 99 degrees: a hash this even or uneven comes once in a million
+    assert (
+        40 < statistic < 180
+    )  # chi-square with 99 degrees: a hash this even or uneven comes once in a million
 
 
 def test_content_hashes_tell_texts_apart_and_know_nothing_of_their_place() -> None:
@@ -105,7 +115,7 @@ def test_shingles_are_runs_of_tokens_and_a_short_text_is_one() -> None:
 
 @pytest.mark.parametrize("settings", [{"n": 0}, {"n": 9}, {"buckets": 0}, {"buckets": 2**25}])
 def test_sizes_outside_their_range_are_refused(settings: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="n-grams|buckets"):
+    with pytest.raises(ValueError, match=r"n-grams|buckets"):
         HashedNgrams(**settings)
 
 
