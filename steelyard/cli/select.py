@@ -30,7 +30,10 @@ def command(
         str, typer.Option(help="How rows are drawn: resample, top, poisson or stratified.")
     ] = "resample",
     temper: Annotated[
-        str, typer.Option(help="none, length, ess=ROWS (below 1: a share of them), or length,ess=ROWS.")
+        str,
+        typer.Option(
+            help="none, length, ess=ROWS (below 1: a share of them), again=SHARE, or length,ess=.. or length,again=.."
+        ),
     ] = "none",
     text_field: Annotated[str, typer.Option(help="Field or column with the text.")] = "text",
     n_grams: Annotated[int, typer.Option(help="Longest n-gram, in tokens.")] = 2,

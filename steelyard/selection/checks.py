@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.selection.config import SelectConfig
 from steelyard.selection.corpus import Block
 from steelyard.selection.drawing import Drawn, Weights
 from steelyard.selection.dsir import kl_reduction
@@ -101,28 +102,27 @@ def check_texts(
     return found
 
 
-def verdicts(found: dict[str, Any], n: int, design: str) -> list[str]:
+def verdicts(found: dict[str, Any], config: SelectConfig) -> list[str]:
     """What the figures mean, in words, with the mend.
 
     Args:
         found: as the two checks gave it.
-        n: rows wanted.
-        design: how they were drawn.
+        config: the settings.
     """
-    said = []
+    said, n, design = [], config.n, config.design
     again, effective = found["drawn_again"], found["effective_rows_tempered"]
     wanted = min(4 * n, max(found["rows"] // 2, 1))
-    mend = f"--temper ess={wanted}, or --temper length,ess={wanted}"
+    mend = f"--temper length,again=0.5 for a draw half of which is chance, --temper ess={wanted} for even weights"
     if design in ("resample", "poisson") and again > DISGUISE and n < found["rows"] / 2:
         said.append(
             f"The weights are worth {effective:,.1f} of {found['rows']:,} rows: {again:.0%} of the draw would come "
             f"again with any seed, so that it is the top {n:,} in disguise. Temper the weights ({mend}), or cut "
             "the texts to equal length."
         )
-    elif design in ("resample", "poisson") and effective < n / 2:
+    elif design in ("resample", "poisson") and effective < n / 2 and config.wanted is None:
         said.append(
             f"The weights are worth {effective:,.1f} rows, fewer than the {n:,} drawn: the heavy ones are all in, and "
-            f"the rest is filled up with light ones. To draw by weights, {mend}."
+            f"the rest is filled up with light ones: {mend}."
         )
     if abs(found["length_correlation"]) > 0.5:
         said.append(

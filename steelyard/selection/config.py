@@ -11,7 +11,7 @@ from steelyard.selection.designs import Design
 from steelyard.selection.hashed_ngrams import HashedNgrams
 from steelyard.selection.scorers import SCORERS
 
-_TEMPER = re.compile(r"none|length|(?:length,)?ess=(\d+(?:\.\d+)?(?:e\d+)?)")
+_TEMPER = re.compile(r"none|length|(?:length,)?(ess|again)=(\d+(?:\.\d+)?(?:e\d+)?|\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class SelectConfig:
             highest scores), "poisson" (each row by itself, n on average) or "stratified" (equal numbers from
             parts of equal weight).
         temper: "none"; "length" (as if all texts were equally long); "ess=5000" (the largest power of the
-            weights with so many effective rows; below 1 a share of the rows); or "length,ess=...".
+            weights with so many effective rows; below 1 a share of the rows); "again=0.5" (the power with which
+            another seed would draw that share of the rows again); or "length,ess=..." and "length,again=...".
         text_field: name of the field, or column, with the text.
         n_grams: longest n-gram, in tokens.
         buckets: hash buckets.
@@ -76,19 +77,20 @@ class SelectConfig:
             raise ValueError("text_field must name a field.")
         if not _TEMPER.fullmatch(self.temper):
             raise ValueError(
-                f"temper must be none, length, ess=NUMBER or length,ess=NUMBER, got {self.temper!r}."
+                f"temper must be none, length, ess=ROWS or again=SHARE, the last two after length, too; got "
+                f"{self.temper!r}."
             )
-        if self.wanted_ess is not None and self.wanted_ess <= 0:
-            raise ValueError(f"The effective size must be above 0, got {self.temper!r}.")
+        if (wanted := self.wanted) and (wanted[1] <= 0 or (wanted[0] == "again" and wanted[1] >= 1)):
+            raise ValueError(f"ess must be above 0, and again between 0 and 1, got {self.temper!r}.")
         if self.design == "stratified" and self.strata > self.n:
             raise ValueError(f"{self.strata} strata cannot each give a row to n={self.n}: lower --strata.")
         self.ngrams_of()
 
     @property
-    def wanted_ess(self) -> float | None:
-        """Effective rows asked for, or below 1 a share of them."""
+    def wanted(self) -> tuple[str, float] | None:
+        """What the power of the weights is to reach, "ess" or "again", and how much of it."""
         match = _TEMPER.fullmatch(self.temper)
-        return float(match[1]) if match and match[1] else None
+        return (match[1], float(match[2])) if match and match[1] else None
 
     @property
     def by_length(self) -> bool:

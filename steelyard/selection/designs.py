@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from steelyard.sampling.successive import hash_id, key_of, log_inclusion
 
 Design = Literal["resample", "top", "poisson", "stratified"]
 DESIGNS: tuple[Design, ...] = ("resample", "top", "poisson", "stratified")
-BINS = 2**20
+BINS, COARSE = 2**20, 2**14
 ROW = np.dtype(
     [
         ("key", "f8"),
@@ -156,16 +157,22 @@ class Histogram:
 
     def exponent(self, ess: float) -> float:
         """The largest power in [0, 1] of the weights that has an effective size of at least so many rows."""
-        if self.effective_size() >= ess:
-            return 1.0
-        low, high = 0.0, 1.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            if self.effective_size(middle) >= ess:
-                low = middle
-            else:
-                high = middle
-        return low
+        return _largest(lambda power: self.effective_size(power) >= ess)
+
+    def exponent_drawing_again(self, n: int, share: float) -> float:
+        """The largest power in [0, 1] with which two draws of n rows have at most a share of them in common.
+
+        sum p_i^2 / n <= share,  p_i = 1 - exp(-exp(b log w_i - t)),  sum p_i = n
+        """
+        coarse = Histogram(self.low, self.high, self.counts.reshape(-1, BINS // COARSE).sum(1))
+        return _largest(lambda power: coarse.drawn_again(n, power) <= share)
+
+    def drawn_again(self, n: int, exponent: float) -> float:
+        """The share of n drawn rows that an independent draw would draw too."""
+        middle, count = self.filled()
+        log_w = exponent * middle
+        p = -np.expm1(-np.exp(np.minimum(log_w - self.threshold(n, exponent), 700)))
+        return float(count @ p**2 / n)
 
     def threshold(self, n: int, exponent: float = 1.0) -> float:
         """The limit that the keys of n rows exceed on average: `sum (1 - exp(-exp(log w - t))) = n`."""
@@ -174,7 +181,7 @@ class Histogram:
         if n >= count.sum():
             return -np.inf
         low, high = log_w.min() - 60, log_w.max() + np.log(count.sum()) + 60
-        for _ in range(200):
+        for _ in range(100):
             t = (low + high) / 2
             expected = float(count @ -np.expm1(-np.exp(np.minimum(log_w - t, 700))))
             low, high = (t, high) if expected > n else (low, t)
@@ -192,6 +199,17 @@ class Histogram:
         share = np.cumsum(w) / w.sum()
         places = np.searchsorted(share, np.arange(1, parts) / parts)
         return np.unique(middle[np.minimum(places, len(middle) - 1)])
+
+
+def _largest(fits: Callable[[float], bool]) -> float:
+    """The largest power in [0, 1] that fits, where all smaller ones do."""
+    if fits(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def quotas(sizes: NDArray[np.int64], n: int) -> NDArray[np.int64]:

@@ -54,8 +54,12 @@ class Weights:
         self._mean_grams = 1.0
         self._measure()
         self.exponent = 1.0
-        if (wanted := config.wanted_ess) is not None:
-            self.exponent = self.histogram.exponent(wanted if wanted >= 1 else wanted * self.rows)
+        if config.wanted is not None:
+            name, value = config.wanted
+            if name == "ess":
+                self.exponent = self.histogram.exponent(value if value >= 1 else value * self.rows)
+            else:
+                self.exponent = self.histogram.exponent_drawing_again(config.n, value)
 
     def _measure(self) -> None:
         """Sizes first, then the range, then the histogram: three readings of numbers on disk."""

@@ -171,7 +171,7 @@ class _Job:
             "copies_of_selected": int(drawn.rows["copies"].sum()) - len(drawn.rows),
             "shards": shards[0],
             "check": check,
-            "verdicts": verdicts(check, config.n, config.design) + self.doubts(counts["target"]),
+            "verdicts": verdicts(check, config) + self.doubts(counts["target"]),
             "pictures": pictures(weights, drawn),
             "settings": asdict(config),
             "seconds": round(time.monotonic() - started, 1),

@@ -82,6 +82,14 @@ def test_tempering_reaches_the_effective_size_and_never_sharpens() -> None:
     power = histogram.exponent(2500)
     w = np.exp(power * log_w - (power * log_w).max())
     assert w.sum() ** 2 / (w**2).sum() == pytest.approx(2500, rel=1e-3)
+    again = histogram.exponent_drawing_again(300, 0.4)
+    threshold = histogram.threshold(300, again)
+    p = np.exp(log_probabilities(again * log_w, threshold))
+    assert (p**2).sum() / 300 == pytest.approx(0.4, abs=1e-3)
+    content = np.arange(10_000, dtype=np.uint64)
+    draws = [np.argsort(-noise_keys(again * log_w, content, seed))[:300] for seed in range(40)]
+    common = [len(np.intersect1d(a, b)) / 300 for a, b in itertools.pairwise(draws)]
+    assert np.mean(common) == pytest.approx(0.4, abs=0.03)
     assert histogram.exponent(1.0) == 1.0
     assert histogram.exponent(20_000) == 0.0
 

@@ -328,7 +328,7 @@ def test_a_target_of_three_rows_is_enough_and_said_to_be_little(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"n": 0}, {"method": "magic"}, {"design": "guess"}, {"temper": "ess=-1"}, {"temper": "ess=0"}, {"seed": -1},
+        {"n": 0}, {"method": "magic"}, {"design": "guess"}, {"temper": "ess=-1"}, {"temper": "ess=0"}, {"temper": "again=1"}, {"temper": "again"}, {"seed": -1},
         {"smoothing": 0.0}, {"strata": 0}, {"min_tokens": 0}, {"text_field": ""}, {"n_grams": 9}, {"buckets": 0},
         {"design": "stratified", "strata": 99, "n": 10},
     ],
