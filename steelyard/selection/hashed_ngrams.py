@@ -11,6 +11,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -186,10 +187,11 @@ def _bytes(texts: Sequence[str | None] | pa.Array) -> tuple[Any, Any, Any]:
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
     if not isinstance(texts, pa.Array):
-        try:
-            texts = pa.array(texts, pa.large_string())
-        except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError) as error:
+        try:  # not by Arrow's own door, which imports pandas for a look at the list
+            column = pl.Series(texts, dtype=pl.String, strict=True)
+        except (TypeError, UnicodeEncodeError) as error:
             raise TypeError(f"texts must be strings or None: {error}.") from None
+        texts = column.to_arrow(compat_level=pl.CompatLevel.oldest())
     wide = pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type)
     if not (wide or pa.types.is_string(texts.type) or pa.types.is_binary(texts.type)):
         if not (pa.types.is_string_view(texts.type) or pa.types.is_null(texts.type)):
@@ -214,15 +216,13 @@ def _characters() -> NDArray[np.int32]:
     size = 0x110000
     table = np.arange(size, dtype=np.int32)
     kinds = np.full(size, OTHER, np.int32)
-    for first, last in ((0, 0xD800), (0xE000, size)):
-        characters = "".join(map(chr, range(first, last)))
+    for first, last in ((0, 0x130), (0x131, 0xD800), (0xE000, size)):  # but for surrogates and the dotted I
+        characters = table[first:last].tobytes().decode("utf-32-le")
         for kind, pattern in ((WORD, r"\w+"), (SPACE, r"\s+")):
             for run in re.finditer(pattern, characters):
                 kinds[first + run.start() : first + run.end()] = kind
-        for place, character in enumerate(characters, first):
-            lower = character.lower()
-            if lower != character:
-                table[place] = ord(lower[0])
+        table[first:last] = np.frombuffer(characters.lower().encode("utf-32-le"), np.int32)
+    table[0x130] = ord("i")
     return table | (kinds[table] << 22)  # a letter is of the class of its lower case
 
 
