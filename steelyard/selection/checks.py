@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,22 +84,15 @@ def check_texts(
     """
     rows, even = _sample(drawn.rows), _sample(drawn.uniform)
     size = min(len(rows), len(even))
-    found: dict[str, Any] = {"looked_at": size}
-    try:
-        texts = [text for part in _texts(rows[:size], blocks, text_field) for text in part]
-        repeated = near_duplicates(texts)
-        found["near_duplicates"] = float((repeated >= 0).mean()) if size else 0.0
-    except ImportError:
-        found["near_duplicates"] = None
+    both = _texts(np.concatenate([rows[:size], even[:size]]), blocks, text_field)
+    texts = both[:size], both[size:]
+    found: dict[str, Any] = {"looked_at": size, "near_duplicates": None}
+    with contextlib.suppress(ImportError):
+        found["near_duplicates"] = float((near_duplicates(texts[0]) >= 0).mean()) if size else 0.0
     if target is not None:
-        counts = []
-        for each in (even[:size], rows[:size]):
-            total = np.zeros(ngrams.buckets, np.int64)
-            for texts in _texts(each, blocks, text_field):
-                total += ngrams.counts(texts)
-            counts.append(total)
-        reducible = all(c.sum() for c in counts)
-        found["kl_reduction"] = kl_reduction(target, *counts) if reducible else None
+        drawn_counts, even_counts = (ngrams.counts(part) for part in texts)
+        reducible = drawn_counts.any() and even_counts.any()
+        found["kl_reduction"] = kl_reduction(target, even_counts, drawn_counts) if reducible else None
     return found
 
 
@@ -154,12 +148,21 @@ def _sample(rows: NDArray[Any]) -> NDArray[Any]:
     return taken[np.lexsort((taken["line"], taken["block"]))]
 
 
-def _texts(rows: NDArray[Any], blocks: Sequence[Block], text_field: str) -> Iterator[list[str]]:
-    for block, content in contents(blocks, rows):
+def _texts(rows: NDArray[Any], blocks: Sequence[Block], text_field: str) -> list[str]:
+    """The texts of rows in any order, the corpus read once."""
+    order = np.lexsort((rows["line"], rows["block"]))
+    distinct, place = np.unique(rows[["block", "line"]][order], return_inverse=True)
+    wanted = rows[order][np.unique(place, return_index=True)[1]]
+    found: list[str] = []
+    for block, content in contents(blocks, wanted):
         if isinstance(content, list):
-            yield texts_of(block.kind, content, text_field)
+            found += texts_of(block.kind, content, text_field)
         else:
-            yield [str(t) for t in content.column(text_field).to_pylist()]
+            found += [str(t) for t in content.column(text_field).to_pylist()]
+    assert len(found) == len(distinct)
+    back = np.empty(len(rows), np.int64)
+    back[order] = place
+    return [found[k] for k in back]
 
 
 def _shape(log_w: NDArray[np.float64]) -> float | None:
