@@ -73,7 +73,7 @@ def domains(data: Path) -> dict[str, list[str]]:
     ):
         with zipfile.ZipFile(data / "text-nltk" / f"{archive}.zip") as packed_texts:
             for entry in packed_texts.namelist():
-                if entry.endswith(".txt"):
+                if entry[-1] != "/" and not entry.endswith("README"):
                     text = packed_texts.read(entry).decode("utf-8", "replace")
                     found.setdefault(name, []).extend(text[k : k + 2000] for k in range(0, len(text), 2000))
     return {name: [t for t in texts if t.strip()] for name, texts in found.items()}
