@@ -124,7 +124,7 @@ def pretraining_feasibility(
         ValueError: no source, or sources of different sizes.
 
     Reference:
-        Cao, Xu, Yang, He, Jiang, Wang, Tang and Yang (2023), When to pre-train graph neural networks? From data
+        Cao, Xu, Yang, Wang, Zhang, Wang, Chen and Yang (2023), When to pre-train graph neural networks? From data
         generation perspective!, KDD, arXiv 2303.16458. Reconstructed: graphons by sorted degrees, without the
         paper's bases of topological and domain features.
     """

@@ -86,8 +86,8 @@ def fit_transitions(
         ValueError: grades outside their range, or neighbours that do not fit.
 
     Reference:
-        Pang, Wei, Zhou, Ji, Bai, Liu and Wei (2024), Improving data efficiency via curating LLM-driven rating
-        systems, arXiv 2410.10877; the estimator of Zhu, Song and Liu (2021), Clusterability as an alternative to
+        Pang, Wei, Shah, Zhu, Wang, Qian, Liu, Bao and Wei (2025), Improving data efficiency via curating
+        LLM-driven rating systems, ICLR, arXiv 2410.10877; the estimator of Zhu, Song and Liu (2021), Clusterability as an alternative to
         anchor points when learning with noisy labels, ICML, arXiv 2102.05291.
     """
     y, near = _checked(grades, neighbours, n_grades)
@@ -138,7 +138,7 @@ def correct_grades(
         ValueError: grades outside their range, or neighbours that do not fit.
 
     Reference:
-        Pang et al. (2024), arXiv 2410.10877. Reconstructed: the paper flags low agreement with neighbours and
+        Pang et al. (2025), arXiv 2410.10877. Reconstructed: the paper flags low agreement with neighbours and
         accepts the transition matrix's correction at a confidence of one half; the two are one posterior here.
     """
     y, near = _checked(grades, neighbours, len(transitions.prior))
@@ -164,7 +164,7 @@ def best_and_rarest(grades: ArrayLike | Tensor, rarity: ArrayLike | Tensor, n: i
         ValueError: shapes that do not fit, NaN, or more rows wanted than there are.
 
     Reference:
-        Pang et al. (2024), arXiv 2410.10877.
+        Pang et al. (2025), arXiv 2410.10877.
     """
     y, rare = torch.as_tensor(grades).double(), torch.as_tensor(rarity).double()
     if y.ndim != 1 or y.shape != rare.shape or bool(torch.isnan(y).any() | torch.isnan(rare).any()):
