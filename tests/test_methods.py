@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 import steelyard
-from steelyard import evaluation, losses, negatives, optim, sampling, weights
+from steelyard import evaluation, losses, negatives, optim, sampling, selection, weights
 from steelyard.negatives import batches, hard, schedules
 
 REPO = Path(__file__).parents[1]
@@ -46,6 +46,12 @@ NOT_METHODS = {
     "steelyard.negatives.hard.Triplets",
     "steelyard.negatives.schedules.Replacement",
     "steelyard.negatives.proposal",
+    "steelyard.selection.Attempts",
+    "steelyard.selection.Feasibility",
+    "steelyard.selection.ScoreTransitions",
+    "steelyard.selection.SelectConfig",
+    "steelyard.selection.Selected",
+    "steelyard.selection.select",
     "steelyard.evaluation.PairedDifference",
     "steelyard.evaluation.PopularitySlice",
     "steelyard.evaluation.RankingMetrics",
@@ -142,7 +148,18 @@ def test_every_public_method_is_in_the_ledger() -> None:
     public = set().union(
         *(
             public_names(m)
-            for m in (evaluation, losses, negatives, batches, hard, schedules, optim, sampling, weights)
+            for m in (
+                evaluation,
+                losses,
+                negatives,
+                batches,
+                hard,
+                schedules,
+                optim,
+                sampling,
+                selection,
+                weights,
+            )
         )
     )
     listed = {in_code(row.path) for row in rows()}

@@ -254,9 +254,14 @@ class _Job:
 
 def pictures(weights: Weights, drawn: Drawn) -> dict[str, Any]:
     """What the report draws: log-weights of all rows and of the drawn ones, and weight against length."""
-    counts = weights.histogram.counts.reshape(64, -1).sum(1)
-    low, high = weights.histogram.low, weights.histogram.high
-    drawn_counts = np.histogram(drawn.rows["log_w"], bins=64, range=(low, max(high, low + 1e-9)))[0]
+    middle, rows = weights.histogram.filled()
+    low = weights.histogram.nth_largest(
+        max(1, round(0.99 * weights.rows))
+    )  # a few far rows would hide the others
+    high = max(weights.histogram.high, low + 1e-9)
+    edges = np.linspace(low, high, 65)
+    counts = np.histogram(np.clip(middle, low, high), edges, weights=rows)[0]
+    drawn_counts = np.histogram(np.clip(drawn.rows["log_w"], low, high), edges)[0]
     some = drawn.rows[np.argsort(drawn.rows["content"])[:1000]]
     even = drawn.uniform[np.argsort(drawn.uniform["content"])[:1000]]
     return {

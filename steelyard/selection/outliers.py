@@ -47,8 +47,8 @@ def diverse_outliers(
     if not 1 <= operator.index(k) <= len(x):
         raise ValueError(f"k must lie between 1 and the {len(x)} candidates, got {k}.")
     cluster = lloyd(torch.nn.functional.normalize(x, dim=1), k, generator=generator)[1]
-    order = torch.argsort(sure, descending=True, stable=True)  # the least sure one is written last
-    hardest = torch.full((k,), -1, dtype=torch.int64)
-    for row in order.tolist():
-        hardest[cluster[row]] = row
-    return hardest[hardest >= 0].sort().values
+    order = torch.argsort(sure, stable=True)
+    order = order[torch.argsort(cluster[order], stable=True)]
+    first = torch.ones(len(order), dtype=torch.bool)
+    first[1:] = cluster[order[1:]] != cluster[order[:-1]]
+    return order[first].sort().values

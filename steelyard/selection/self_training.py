@@ -165,7 +165,7 @@ def mean_matching_weights(
     reach = torch.exp(-((x.unsqueeze(1) - v) ** 2) / (2 * s * s)).mean(1)
     n = len(x)
     slack = min(bound / math.sqrt(n), 1.0)
-    size = 1 / max(float(torch.linalg.eigvalsh(kernel)[-1]) / n, 1e-12)
+    size = n / float(kernel.sum(1).max())  # the largest row sum is not below the largest eigenvalue
     b = y = torch.ones(n, dtype=torch.float64)
     t = 1.0
     for _ in range(iterations):
@@ -175,6 +175,32 @@ def mean_matching_weights(
         later = (1 + math.sqrt(1 + 4 * t * t)) / 2
         y, b, t = moved + (t - 1) / later * (moved - b), moved, later
     return b
+
+
+def loss_ratio_weights(losses: ArrayLike | Tensor, valid_losses: ArrayLike | Tensor) -> Tensor:
+    """Importance weights of samples by their loss alone, against the mean loss of a validation set.
+
+        w_i = mean(v) / l_i,  at most 2
+
+    Args:
+        losses: above 0, (n,).
+        valid_losses: above 0, (m,).
+
+    Returns:
+        float64, (n,).
+
+    Raises:
+        ValueError: no losses, or losses that are not positive and finite.
+
+    Reference:
+        Jiang, Chan, Xue, Liu and Guo (2025), Importance weighting can help large language models self-improve, AAAI,
+        arXiv 2408.09849, as in the authors' code.
+    """
+    x, v = (torch.as_tensor(each).double().flatten() for each in (losses, valid_losses))
+    both = torch.cat([x, v])
+    if len(x) == 0 or len(v) == 0 or not bool((torch.isfinite(both) & (both > 0)).all()):
+        raise ValueError("Both sets of losses must hold a loss, and all must be positive and finite.")
+    return (v.mean() / x).clamp(max=2.0)
 
 
 def drift(weights: ArrayLike | Tensor) -> Tensor:

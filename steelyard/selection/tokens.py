@@ -17,11 +17,11 @@ def select_tokens(
     balance: float = 0.5,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Keep the share of a batch's tokens with the best mix of retrospective excess loss and attention to the prompt.
+    """Keep the share of each sequence's tokens with the best mix of retrospective excess loss and attention.
 
         REL_i = loss_before_i - loss_now_i       how much an earlier checkpoint's loss has fallen
         score_i = g norm(REL_i) + (1 - g) norm(attention_i),   norm(x) = (x - min) / (max - min) within a sequence
-        keep the round(keep * tokens) of highest score; at least 1
+        keep the floor(keep * tokens) of highest score in each sequence; at least 1
 
     Tokens whose loss has fallen are learnable; tokens that attend to the prompt carry its meaning though their loss
     may be small. Mask the others out of the loss.
@@ -36,7 +36,8 @@ def select_tokens(
         mask: tokens that may be kept (the response), bool; all where None.
 
     Returns:
-        bool, of the shape of the losses: exactly round(keep * tokens) True. Ties go to the earlier token.
+        bool, of the shape of the losses: exactly floor(keep * tokens) True in each sequence, at least 1 where it
+        has a token. Ties go to the earlier token.
 
     Raises:
         ValueError: shapes that differ, numbers that are not finite where tokens may be kept, or settings outside
@@ -58,16 +59,14 @@ def select_tokens(
         )
     if not all(bool(torch.isfinite(x[allowed]).all()) for x in given):
         raise ValueError("Losses and attention must be finite where tokens may be kept.")
-    if not bool(allowed.any()):
-        return allowed.clone()
     score = _normalised(given[0].double() - given[1].double(), allowed)
     if attention is not None:
         score = balance * score + (1 - balance) * _normalised(given[2].double(), allowed)
-    flat = score.masked_fill(~allowed, -math.inf).flatten()
-    wanted = max(1, round(keep * int(allowed.sum())))
-    kept = torch.zeros_like(flat, dtype=torch.bool)
-    kept[torch.argsort(flat, descending=True, stable=True)[:wanted]] = True
-    return kept.reshape(score.shape)
+    tokens = allowed.sum(-1, keepdim=True)
+    wanted = torch.minimum((keep * tokens.double() + 1e-9).floor().clamp(min=1), tokens)
+    order = torch.argsort(score.masked_fill(~allowed, -math.inf), dim=-1, descending=True, stable=True)
+    place = torch.empty_like(order).scatter_(-1, order, torch.arange(score.shape[-1]).expand_as(order))
+    return place < wanted
 
 
 def _normalised(x: Tensor, allowed: Tensor) -> Tensor:

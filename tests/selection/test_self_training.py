@@ -12,6 +12,7 @@ from steelyard.selection.self_training import (
     answer_entropy_weights,
     balanced_attempts,
     drift,
+    loss_ratio_weights,
     mean_matching_weights,
 )
 
@@ -101,6 +102,14 @@ def test_mean_matching_is_at_the_optimum_of_its_problem() -> None:
         moved = np.clip(b + rng.normal(0, 0.05, 12), 0, 5)
         if 0 <= moved.sum() <= 24:
             assert objective(moved) >= objective(b) - 1e-6
+
+
+def test_loss_ratios_are_those_of_the_mean_validation_loss() -> None:
+    found = loss_ratio_weights([0.5, 1.0, 4.0, 0.1], [1.5, 0.5])
+    assert found.tolist() == [2.0, 1.0, 0.25, 2.0]
+    for wrong in ([0.0], [-1.0], [], [math.inf]):
+        with pytest.raises(ValueError, match="positive and finite"):
+            loss_ratio_weights(wrong, [1.0])
 
 
 def test_drift_is_symmetric_in_inverse_weights_and_refuses_negative_ones() -> None:

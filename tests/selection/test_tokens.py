@@ -17,7 +17,7 @@ def test_exactly_the_share_is_kept_and_all_of_it_at_one() -> None:
     before, now, attention = losses()
     for keep in (0.01, 0.25, 0.5, 1.0):
         kept = select_tokens(before, now, attention, keep=keep)
-        assert int(kept.sum()) == max(1, round(keep * 30))
+        assert kept.sum(1).tolist() == [max(1, int(keep * 10))] * 3
     assert select_tokens(before, now, attention, keep=1.0).all()
 
 
@@ -41,7 +41,10 @@ def test_scores_are_those_of_plain_loops() -> None:
         for t in inside:
             parts = [(x[t] - min(x.values())) / (max(x.values()) - min(x.values())) for x in (rel, att)]
             scores[s, t] = 0.3 * parts[0] + 0.7 * parts[1]
-    best = sorted(scores, key=lambda place: -scores[place])[: round(0.5 * len(scores))]
+    best = []
+    for s in range(3):
+        row = sorted((place for place in scores if place[0] == s), key=lambda place: -scores[place])
+        best += row[: max(1, len(row) // 2)]
     kept = select_tokens(before, now, attention, keep=0.5, balance=0.3, mask=mask)
     assert {tuple(place) for place in kept.nonzero().tolist()} == set(best)
 
@@ -64,7 +67,7 @@ def test_equal_scores_keep_the_earliest_and_bad_input_is_refused() -> None:
     bad[0, 0] = torch.nan
     with pytest.raises(ValueError, match="finite"):
         select_tokens(bad, same)
-    assert select_tokens(bad, same, mask=torch.tensor([[False, True, True, True]])).sum() == 2
+    assert select_tokens(bad, same, mask=torch.tensor([[False, True, True, True]])).sum() == 1
     for settings in ({"keep": 0.0}, {"keep": 1.1}, {"balance": -0.1}):
         with pytest.raises(ValueError, match="keep must lie"):
             select_tokens(same, same, **settings)  # type: ignore[arg-type]
