@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from steelyard.losses.contrastive import check_views
-from steelyard.losses.pairs import check_number, widened
+from steelyard.losses.pairs import check_number, widened, widened_alike
 from steelyard.losses.softmax import Reduction, reduce
 
 Score = Callable[[Tensor], Tensor]
@@ -111,8 +111,9 @@ def adversarial_contrast(
     for other in (target, negative, positive):
         if other is not None:
             check_views(source, other)
-    x = normalize(widened(source), dim=1)
-    score = x @ normalize(widened(target), dim=1).T / temperature
+    source, target = widened_alike(source, target)
+    x = normalize(source, dim=1)
+    score = x @ normalize(target, dim=1).T / temperature
     own = torch.eye(len(score), dtype=torch.bool, device=score.device)
     parts = [score.masked_fill(own, -torch.inf)]
     if negative is not None:

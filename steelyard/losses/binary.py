@@ -36,7 +36,7 @@ def gbce(
         positive: float, (...): logit of the positive.
         negative: float, (..., K): logits of uniformly drawn other items.
         mask: bool, broadcastable to `negative`: True leaves a draw out, and out of K.
-        n_items: size of the catalogue, more than K.
+        n_items: size of the catalogue, more than 1 and than K.
         t: calibration, 0 (none) to 1 (full).
         reduction: "mean" over positives, "sum", or "none".
 
@@ -53,16 +53,19 @@ def gbce(
         with negative sampling, RecSys, arXiv 2308.07192.
     """
     check_scores(positive, negative, mask)
-    if not n_items > max(1, negative.shape[-1]):
-        raise ValueError(
-            f"n_items must exceed 1 and the {negative.shape[-1]} draws of other items, got {n_items}."
-        )
+    if n_items < 2:
+        raise ValueError(f"n_items must exceed 1, got {n_items}.")
     if not 0 <= t <= 1:
         raise ValueError(f"t must lie between 0 and 1, got {t}.")
     left_out = torch.zeros((), dtype=torch.bool, device=negative.device) if mask is None else mask
     left_out = left_out.expand(negative.shape)
     others = softplus(negative.masked_fill(left_out, 0.0)).masked_fill(left_out, 0.0).sum(-1)
     count = (~left_out).sum(-1).double()
+    if negative.shape[-1] >= n_items and bool((count >= n_items).any()):
+        raise ValueError(
+            f"n_items must exceed the draws of other items, {int(count.max())}, got {n_items}: draw fewer "
+            "candidates."
+        )
     beta = (1 - t + t * count / (n_items - 1)).to(positive.dtype)
     return reduce((beta * softplus(-positive) + others) / (count + 1).to(positive.dtype), reduction)
 

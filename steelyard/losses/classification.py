@@ -110,8 +110,8 @@ def asymmetric_bce(
 
     Raises:
         TypeError: logits that are not floating point.
-        ValueError: shapes do not fit, targets other than 0 and 1, parameters out of range, an unknown
-            reduction, or the mean over no examples.
+        ValueError: shapes do not fit, an infinite logit, targets other than 0 and 1, parameters out of range,
+            an unknown reduction, or the mean over no examples.
 
     Reference:
         Ridnik et al. (2021), Asymmetric loss for multi-label classification, ICCV, arXiv 2009.14119.
@@ -130,6 +130,8 @@ def asymmetric_bce(
     if not bool((holds | (targets == 0)).all()):
         raise ValueError("Targets must be 0 or 1.")
     z = widened(logits)
+    if bool(z.isinf().any()):
+        raise ValueError("A logit is infinite, which leaves no gradient; bound the logits, or leave it out.")
     pull = -logsigmoid(z) * torch.exp(positive_focus * logsigmoid(-z))
     if margin == 0:
         push = -logsigmoid(-z) * torch.exp(negative_focus * logsigmoid(z))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, relu
 
-from steelyard.losses.softmax import Reduction, reduce
+from steelyard.losses.pairs import widened, widened_alike
+from steelyard.losses.softmax import Reduction, check_fits, reduce
 
 
 def pamc_log_negatives(embedding: Tensor, assignment: Tensor, *, temperature: float | Tensor) -> Tensor:
@@ -26,9 +27,10 @@ def pamc_log_negatives(embedding: Tensor, assignment: Tensor, *, temperature: fl
         temperature: t, above 0; a tensor receives its gradient.
 
     Returns:
-        A scalar.
+        A scalar, in float32 at least.
 
     Raises:
+        TypeError: embeddings or assignments that are not floating point.
         ValueError: shapes do not fit, an assignment that is no distribution, or a temperature that is not
             positive.
 
@@ -42,11 +44,16 @@ def pamc_log_negatives(embedding: Tensor, assignment: Tensor, *, temperature: fl
             f"Wanted (N, d) embeddings and (N, k) assignments, got {tuple(embedding.shape)} and "
             f"{tuple(assignment.shape)}."
         )
+    if not (embedding.is_floating_point() and assignment.is_floating_point()):
+        raise TypeError(
+            f"Embeddings and assignments must be floating point, got {embedding.dtype} and {assignment.dtype}."
+        )
     rows = assignment.detach()
     tolerance = 1e-2 if rows.dtype in (torch.bfloat16, torch.float16) else 1e-4
     if bool((rows < 0).any()) or not bool(((rows.sum(1) - 1).abs() < tolerance).all()):
         raise ValueError("Each row of the assignment must be at least 0 and have sum 1.")
     _check_temperature(temperature)
+    embedding, assignment = widened_alike(embedding, assignment)
     size = assignment.sum(0)
     held = size > 0
     safe = torch.where(held, size, 1.0)  # an empty cluster has no mean, and counts for nothing
@@ -71,10 +78,10 @@ def pamc(embedding: Tensor, assignment: Tensor, edges: Tensor, *, temperature: f
         temperature: t, above 0; a tensor receives its gradient.
 
     Returns:
-        A scalar.
+        A scalar, in float32 at least.
 
     Raises:
-        TypeError: `edges` is not int64.
+        TypeError: `edges` is not int64, or embeddings or assignments are not floating point.
         ValueError: shapes do not fit, no edges, an assignment that is no distribution, or a temperature that
             is not positive.
 
@@ -91,6 +98,7 @@ def pamc(embedding: Tensor, assignment: Tensor, edges: Tensor, *, temperature: f
             f"edges must lie in 0 .. {len(embedding) - 1}, got {int(edges.min())} .. {int(edges.max())}."
         )
     negatives = pamc_log_negatives(embedding, assignment, temperature=temperature)
+    embedding = widened(embedding)
     source, target = edges
     score = (embedding[source] * embedding[target]).sum(-1) / temperature
     top = torch.full_like(embedding[:, 0], -math.inf).scatter_reduce(0, source, score.detach(), "amax")
@@ -113,7 +121,8 @@ def nearest_centroids(embedding: Tensor, centroids: Tensor) -> tuple[Tensor, Ten
         Own and neighbouring cluster, int64, (B,) each.
 
     Raises:
-        ValueError: shapes do not fit, or fewer than two centroids.
+        TypeError: vectors that are not floating point.
+        ValueError: shapes do not fit, fewer than two centroids, or a vector that is not finite.
 
     Reference:
         Deng, Wan, Yang, Quan and Wang (2023), Clustering-aware negative sampling for unsupervised sentence
@@ -125,7 +134,12 @@ def nearest_centroids(embedding: Tensor, centroids: Tensor) -> tuple[Tensor, Ten
         )
     if len(centroids) < 2:
         raise ValueError(f"There is no neighbouring cluster among {len(centroids)}.")
-    cosine = normalize(embedding.detach(), dim=-1) @ normalize(centroids.detach(), dim=-1).T
+    if not (embedding.is_floating_point() and centroids.is_floating_point()):
+        raise TypeError(f"Vectors must be floating point, got {embedding.dtype} and {centroids.dtype}.")
+    left, right = widened_alike(embedding.detach(), centroids.detach())
+    cosine = normalize(left, dim=-1) @ normalize(right, dim=-1).T
+    if bool(cosine.isnan().any()):
+        raise ValueError("A vector holds NaN or infinite values, and is near to nothing.")
     own, neighbour = cosine.topk(2, -1).indices.unbind(-1)
     return own, neighbour
 
@@ -222,6 +236,7 @@ def clusterns(
     _check_temperature(temperature)
     itself = torch.eye(len(cosine), dtype=torch.bool, device=cosine.device)
     logits = cosine / temperature
+    check_fits("mask", mask, cosine, of="cosines")
     if mask is not None:
         logits = logits.masked_fill(mask & ~itself, -math.inf)
     if hard_cosine is not None:

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from steelyard.losses.softmax import Reduction, reduce
+from steelyard.losses.softmax import Reduction, check_fits, reduce
 
 
 def debiased_contrastive(
@@ -190,12 +190,8 @@ def hasa(
     """
     t = _temperature(temperature, negative)
     score, log_weight = _weighed(positive, negative / t, log_expected, mask)
+    check_fits("log_odds", log_odds, negative)
     log_false_weight = log_weight + log_odds
-    if log_false_weight.shape != log_weight.shape:
-        raise ValueError(
-            f"log_odds of shape {tuple(log_odds.shape)} does not broadcast to negatives of shape "
-            f"{tuple(negative.shape)}."
-        )
     # where nothing is likely true the mixture has one part only, the true negatives
     share = torch.where((log_false_weight == -math.inf).all(-1), 0.0, torch.as_tensor(tau, dtype=score.dtype))
     log_false = _tilted_log_mean(score, log_false_weight, beta)
@@ -250,6 +246,7 @@ def diht(
     t = _temperature(temperature, score)
     own = torch.eye(len(score), dtype=torch.bool, device=score.device)
     if mask is not None:
+        check_fits("mask", mask, score, of="scores")
         own = own | mask
     positive = score.diagonal() / t
     directions = []
@@ -281,14 +278,10 @@ def _weighed(
         raise ValueError(
             f"negative must be (..., K) over positive's shape {tuple(positive.shape)}, got {tuple(score.shape)}."
         )
+    check_fits("log_expected", log_expected, score)
+    check_fits("mask", mask, score)
     log_weight = torch.zeros_like(score) if log_expected is None else 0 - log_expected
-    try:
-        log_weight = log_weight.expand(score.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"log_expected of shape {tuple(log_weight.shape)} does not broadcast to negatives of shape "
-            f"{tuple(score.shape)}."
-        ) from None
+    log_weight = log_weight.expand(score.shape)
     if mask is not None:
         log_weight = log_weight.masked_fill(mask, -math.inf)
     log_weight = log_weight.masked_fill(
@@ -303,6 +296,8 @@ def _tilted_log_mean(score: Tensor, log_weight: Tensor, beta: float) -> Tensor:
         raise ValueError(f"beta must be finite and at least 0, got {beta}.")
     empty = (log_weight == -math.inf).all(-1)
     shown = log_weight.masked_fill(empty.unsqueeze(-1), 0.0)
+    empty = empty | (score == -math.inf).all(-1)  # a mean of zeros; logsumexp of -inf alone has no gradient
+    score = score.masked_fill(empty.unsqueeze(-1), 0.0)
     if beta == 0:
         log_mean = torch.logsumexp(shown + score, -1) - torch.logsumexp(shown, -1)
     else:  # weights first: two logsumexps of large beta times s would leave few digits in their difference

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from steelyard.draws import Draws
-from steelyard.losses.softmax import Reduction, reduce
+from steelyard.losses.pairs import check_integers
+from steelyard.losses.softmax import Reduction, check_fits, reduce
 
 
 def kl_distillation(
@@ -79,7 +80,8 @@ def top_kd(
 
     Args:
         score: float, (..., N): the student's scores of the candidates.
-        teacher: float, (..., N): the teacher's scores of the same; taken as constants.
+        teacher: float, (..., N): the teacher's scores of the same; taken as constants. What is -inf has no
+            chance and is no part of the mean.
         mask: bool, broadcastable to `score`: True leaves a candidate out.
         k: how many of the teacher's best, at least 1. Of equal ones some are taken.
         scale: of the best scores' distances from the mean, at least 1 to sharpen; 1 leaves them.
@@ -108,10 +110,10 @@ def top_kd(
     ranked = teacher.masked_fill(left_out, -math.inf)
     best = ranked.topk(min(k, ranked.shape[-1]), -1).indices
     top = torch.zeros_like(left_out).scatter_(-1, best, True) & ~left_out
-    mean = teacher.masked_fill(left_out, 0.0).sum(-1, keepdim=True) / (~left_out).sum(-1, keepdim=True).clamp(
-        min=1
-    )
-    scaled = torch.where(top, mean + scale * (teacher - mean), teacher)
+    ruled_out = left_out | (teacher == -math.inf)  # of no chance, which no scaling changes
+    mean = teacher.masked_fill(ruled_out, 0.0).sum(-1, keepdim=True)
+    mean = mean / (~ruled_out).sum(-1, keepdim=True).clamp(min=1)
+    scaled = torch.where(top & ~ruled_out, mean + scale * (teacher - mean), teacher)
     loss = torch.zeros_like(score.sum(-1))
     for weight, away in ((1.0, left_out), (top_weight, ~top), (rest_weight, left_out | top)):
         if weight > 0:
@@ -205,6 +207,8 @@ def sample_teacher(
         raise ValueError(f"n must be at least 1, got {n}.")
     if not 0 <= power < math.inf:
         raise ValueError(f"power must be finite and at least 0, got {power}.")
+    if log_prob.ndim == 0 or log_prob.shape[-1] == 0:
+        raise ValueError(f"log_prob must be (..., V), V above 0, got {tuple(log_prob.shape)}.")
     p = log_prob.detach().double()
     log_q = torch.where(p == -math.inf, p, power * p).log_softmax(-1)
     if bool(log_q.isnan().any()):
@@ -249,8 +253,8 @@ def sampled_distillation(
         The loss, in float32 at least, a scalar or (...) for "none".
 
     Raises:
-        ValueError: shapes do not fit, an unknown reduction, or the mean over nothing.
-        TypeError: logits that are not floating point.
+        ValueError: shapes do not fit, an id out of range, an unknown reduction, or the mean over nothing.
+        TypeError: logits that are not floating point, or ids that are not integers.
 
     Reference:
         Anshumann et al. (2025), Sparse logit sampling: Accelerating knowledge distillation in LLMs, ACL,
@@ -263,9 +267,14 @@ def sampled_distillation(
             "Wanted scores (..., V) and ids, log_prob and log_expected (..., n), got "
             f"{tuple(score.shape)}, {tuple(ids.shape)}, {tuple(log_prob.shape)} and {tuple(log_expected.shape)}."
         )
+    check_integers("ids", ids)
+    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < score.shape[-1]):
+        raise ValueError(
+            f"ids must lie in 0 to {score.shape[-1] - 1}, got {int(ids.min())} to {int(ids.max())}."
+        )
     score = score.to(torch.promote_types(score.dtype, torch.float32))
     weight = (log_prob.detach() - log_expected.detach()).exp()
-    log_q = torch.log_softmax(score, -1).gather(-1, ids).masked_fill(weight == 0, 0.0)
+    log_q = torch.log_softmax(score, -1).gather(-1, ids.long()).masked_fill(weight == 0, 0.0)
     return reduce(-(weight.to(log_q.dtype) * log_q).sum(-1), reduction)
 
 
@@ -276,13 +285,9 @@ def _checked(score: Tensor, teacher: Tensor, mask: Tensor | None) -> tuple[Tenso
         raise ValueError(
             f"score and teacher must both be (..., N), got {tuple(score.shape)} and {tuple(teacher.shape)}."
         )
+    check_fits("mask", mask, score, of="scores")
     left_out = torch.zeros((), dtype=torch.bool, device=score.device) if mask is None else mask
-    try:
-        left_out = left_out.expand(score.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"mask of shape {tuple(left_out.shape)} does not broadcast to scores of shape {tuple(score.shape)}."
-        ) from None
+    left_out = left_out.expand(score.shape)
     dtype = torch.promote_types(torch.promote_types(score.dtype, teacher.dtype), torch.float32)
     return score.to(dtype), teacher.detach().to(dtype), left_out
 
@@ -295,13 +300,8 @@ def _log_chances(
         raise ValueError(f"temperature must be positive and finite, got {temperature}.")
     score, teacher, left_out = _checked(score, teacher, mask)
     if log_expected is not None:
-        try:
-            log_expected = log_expected.expand(score.shape)
-        except RuntimeError:
-            raise ValueError(
-                f"log_expected of shape {tuple(log_expected.shape)} does not broadcast to scores of shape "
-                f"{tuple(score.shape)}."
-            ) from None
+        check_fits("log_expected", log_expected, score, of="scores")
+        log_expected = log_expected.expand(score.shape)
         left_out = left_out | (log_expected == math.inf)
     chances = []
     for values in (teacher, score):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from steelyard.losses.pairs import check_integers, check_number, widened
-from steelyard.losses.softmax import Reduction, log_weights, reduce
+from steelyard.losses.softmax import Reduction, check_fits, log_weights, reduce
 
 
 def robust_contrastive(
@@ -54,7 +54,7 @@ def robust_contrastive(
     check_number("rho", rho, least=0)
     gap, log_w = _gaps(positive, negative, log_expected, mask)
     t = _temperatures(temperature, gap)
-    some = (log_w > -math.inf).any(-1)
+    some = (log_w != -math.inf).any(-1)  # NaN is something
     log_w = log_w.masked_fill(~some.unsqueeze(-1), 0.0)
     mean = torch.logsumexp(log_w + gap / t.unsqueeze(-1), -1) if gap.shape[-1] else gap.sum(-1)
     return reduce(torch.where(some, t * (mean + rho), 0.0), reduction)
@@ -98,7 +98,7 @@ def robust_temperature(
     zero = torch.zeros(negative.shape[:-1], dtype=negative.dtype, device=negative.device)
     gap, log_w = _gaps(zero, negative.detach(), log_expected, mask)
     gap, log_w = gap.double(), log_w.double()
-    some = (log_w > -math.inf).any(-1)
+    some = (log_w != -math.inf).any(-1)  # NaN is something
     log_w = log_w.masked_fill(~some.unsqueeze(-1), 0.0)
     low = torch.full_like(gap.sum(-1), math.log(least))
     high = torch.full_like(low, math.log(most))
@@ -109,7 +109,7 @@ def robust_temperature(
         divergence = (p * tilt).sum(-1) - torch.logsumexp(log_w + tilt, -1)
         colder = divergence > rho  # too far from uniform: a larger temperature
         low, high = torch.where(colder, middle, low), torch.where(colder, high, middle)
-    found = torch.where(some, ((low + high) / 2).exp(), most)
+    found = torch.where(some, ((low + high) / 2).exp(), most).masked_fill(divergence.isnan(), math.nan)
     return found.to(torch.promote_types(negative.dtype, torch.float32))
 
 
@@ -202,8 +202,8 @@ class IndividualTemperatures(nn.Module):
 
         Raises:
             TypeError: an index that is not of integers.
-            ValueError: shapes do not fit, an index out of range or twice, an unknown reduction, or the mean
-                over no anchors.
+            ValueError: shapes do not fit, an index out of range or twice, a similarity or expected count that is
+                not finite and not masked, an unknown reduction, or the mean over no anchors.
         """
         check_integers("index", index)
         if index.shape != positive.shape or index.ndim != 1:
@@ -215,7 +215,11 @@ class IndividualTemperatures(nn.Module):
         if len(torch.unique(index)) != len(index):
             raise ValueError("An example is twice in the batch; put its negatives into one row.")
         gap, log_w = _gaps(positive, negative, log_expected, mask)
-        some = (log_w > -math.inf).any(-1)
+        if not bool(gap.isfinite().all()) or bool(log_w.isnan().any()):
+            raise ValueError(
+                "A similarity or expected count is not finite, and would stay in the averages; mask it."
+            )
+        some = (log_w != -math.inf).any(-1)  # NaN is something
         log_w = log_w.masked_fill(~some.unsqueeze(-1), 0.0)
         t = self.temperature[index].to(gap.dtype)
         tilt = gap.detach() / t.unsqueeze(-1)
@@ -246,6 +250,7 @@ def _gaps(
     positive: Tensor, negative: Tensor, log_expected: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """How far each negative exceeds the positive and its log-weight; 0 and -inf where left out."""
+    check_fits("log_expected", log_expected, negative)
     s = widened(negative)
     zero = torch.zeros_like(s)
     expected = s.new_zeros(()) if log_expected is None else log_expected.to(s.dtype)

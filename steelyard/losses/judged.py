@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from steelyard.losses.softmax import Reduction, reduce
+from steelyard.losses.softmax import Reduction, check_fits, reduce
 
 
 def judge_alignment(
@@ -57,6 +57,7 @@ def judge_alignment(
         )
     if divergence not in ("js", "symmetric_kl"):
         raise ValueError(f'divergence must be "js" or "symmetric_kl", got {divergence!r}.')
+    check_fits("mask", mask, score, of="scores")
     dropped = (score == -math.inf) & (judge == -math.inf)  # no chance by either adds nothing
     mask = dropped if mask is None else dropped | mask
     log_p = _log_softmax(score, temperature, mask)

@@ -265,14 +265,22 @@ def gains_of(relevance: Tensor, mask: Tensor, gain: Gain) -> Tensor:
     """Gains of relevances, `2^relevance - 1` or the relevance, 0 where masked.
 
     Raises:
-        ValueError: a negative relevance, or an unknown gain.
+        ValueError: a negative relevance, one whose gain is not finite, or an unknown gain.
     """
     if bool((relevance < 0).any()):
         raise ValueError("Relevances must be at least 0 for a gain; use 0 for what is not relevant.")
     if gain not in ("exponential", "linear"):
         raise ValueError(f'gain must be "exponential" or "linear", got {gain!r}.')
     gains = torch.expm1(relevance * math.log(2)) if gain == "exponential" else relevance
-    return gains.masked_fill(mask, 0.0)
+    gains = gains.masked_fill(mask, 0.0)
+    if not bool(gains.sum(-1).isfinite().all()):
+        raise ValueError(
+            f"A relevance of {float(relevance.max()):g} is too large for the gain 2^relevance - 1: grade it, or take "
+            'gain="linear".'
+            if gain == "exponential"
+            else "Relevances are too large to be summed; scale them down."
+        )
+    return gains
 
 
 def ideal_dcg(gains: Tensor, cut: int) -> Tensor:

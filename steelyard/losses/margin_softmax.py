@@ -211,13 +211,17 @@ class AdaFace(nn.Module):
             The loss, a scalar or (B,) for "none".
 
         Raises:
-            TypeError: labels that are not integers.
-            ValueError: shapes do not fit, a label or parameter out of range, no deviation yet, an unknown
-                reduction, or the mean over no examples.
+            TypeError: embeddings that are not floating point, or labels that are not integers.
+            ValueError: shapes do not fit, a length that is not finite, a label or parameter out of range, no
+                deviation yet, an unknown reduction, or the mean over no examples.
         """
         if embedding.ndim != 2 or embedding.shape[1] != self.weight.shape[1]:
             raise ValueError(f"Wanted (B, {self.weight.shape[1]}) embeddings, got {tuple(embedding.shape)}.")
+        if not embedding.is_floating_point():
+            raise TypeError(f"Embeddings must be floating point, got {embedding.dtype}.")
         norm = widened(embedding.detach()).norm(dim=1)
+        if not bool(norm.isfinite().all()):
+            raise ValueError("The length of an embedding is not finite, and would stay in the running mean.")
         if self.training:
             self._follow(norm)
         if len(norm) and not math.isfinite(float(self.std)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from steelyard.losses.pairs import check_integers, check_number, log_sum_exp, widened
+from steelyard.losses.pairs import check_integers, check_number, log_sum_exp, widened, widened_alike
 from steelyard.losses.softmax import Reduction, reduce
 
 
@@ -218,8 +218,8 @@ def utilization(query: Tensor, train: Tensor, *, chunk: int = 1024) -> Tensor:
         )
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}.")
-    known = widened(train.detach())
-    parts = [torch.cdist(q, known).amin(1).square() for q in torch.split(widened(query.detach()), chunk)]
+    asked, known = widened_alike(query.detach(), train.detach())
+    parts = [torch.cdist(q, known).amin(1).square() for q in torch.split(asked, chunk)]
     return torch.cat(parts).mean()
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from steelyard.losses.softmax import Reduction, reduce, sampled_softmax
+from steelyard.losses.softmax import Reduction, check_fits, reduce, sampled_softmax
 
 
 def nce(
@@ -57,18 +57,15 @@ def nce(
 
     Raises:
         ValueError: shapes do not fit, an unknown reduction, or the mean over no queries.
+        TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
 
     Reference:
         Gutmann and Hyvärinen (2010), Noise-contrastive estimation, AISTATS; Mnih and Teh (2012), A fast and
         simple algorithm for training neural probabilistic language models, ICML, arXiv 1206.6426.
     """
     _check(positive, negative, log_expected, None)
+    check_fits("positive_log_expected", positive_log_expected, positive, of="positives")
     own = positive - positive_log_expected
-    if own.shape != positive.shape:
-        raise ValueError(
-            f"positive_log_expected of shape {tuple(positive_log_expected.shape)} does not broadcast to "
-            f"positive's shape {tuple(positive.shape)}."
-        )
     return reduce(-logsigmoid(own) - logsigmoid(log_expected - negative).sum(-1), reduction)
 
 
@@ -101,11 +98,14 @@ def ranking_nce(
 
     Raises:
         ValueError: shapes do not fit, an unknown reduction, or the mean over no queries.
+        TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
 
     Reference:
         Ma and Collins (2018), Noise contrastive estimation and negative sampling for conditional models:
         consistency and statistical efficiency, EMNLP, arXiv 1809.01812.
     """
+    _check(positive, negative, log_expected, None)
+    check_fits("positive_log_expected", positive_log_expected, positive, of="positives")
     return sampled_softmax(positive - positive_log_expected, negative, log_expected, reduction=reduction)
 
 
@@ -136,6 +136,7 @@ def sampled_bce(
 
     Raises:
         ValueError: shapes do not fit, an unknown reduction, or the mean over no queries.
+        TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
 
     Reference:
         Gao, Thulke, Gerstenberger, Tran, Schlüter and Ney (2021), On sampling-based training criteria for
@@ -173,6 +174,7 @@ def sampled_mse(
 
     Raises:
         ValueError: shapes do not fit, an unknown reduction, or the mean over no queries.
+        TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
 
     Reference:
         Gao et al. (2021), On sampling-based training criteria for neural language modeling, Interspeech,
@@ -207,14 +209,14 @@ def log_posterior(
 
     Raises:
         ValueError: an unknown criterion, or shapes that do not fit.
+        TypeError: expected counts that are not floating point.
 
     Reference:
         Gao et al. (2021), On sampling-based training criteria for neural language modeling, Interspeech,
         arXiv 2104.10507. Reconstructed: derived here from the odds of each criterion.
     """
+    check_fits("log_expected", log_expected, score, of="scores")
     log_odds = score if log_expected is None else score + log_expected
-    if log_odds.shape != score.shape:
-        raise ValueError(f"log_expected does not broadcast to scores of shape {tuple(score.shape)}.")
     if criterion == "binary":
         return log_odds
     if criterion == "binary masked":
@@ -245,6 +247,7 @@ def negative_sampling(
 
     Raises:
         ValueError: shapes do not fit, an unknown reduction, or the mean over no pairs.
+        TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
 
     Reference:
         Mikolov, Sutskever, Chen, Corrado and Dean (2013), Distributed representations of words and phrases
@@ -318,15 +321,13 @@ def _check(positive: Tensor, negative: Tensor, log_expected: Tensor | None, mask
         raise ValueError(
             f"negative must be (..., K) over positive's shape {tuple(positive.shape)}, got {tuple(negative.shape)}."
         )
-    for name, other in (("log_expected", log_expected), ("mask", mask)):
-        if other is not None:
-            try:
-                other.expand(negative.shape)
-            except RuntimeError:
-                raise ValueError(
-                    f"{name} of shape {tuple(other.shape)} does not broadcast to negatives of shape "
-                    f"{tuple(negative.shape)}."
-                ) from None
+    for name, score in (("positive", positive), ("negative", negative)):
+        if not score.is_floating_point():
+            raise TypeError(
+                f"{name} must hold floating-point scores, got {score.dtype}; call .float() on it."
+            )
+    check_fits("log_expected", log_expected, negative)
+    check_fits("mask", mask, negative)
 
 
 def _summed(loss: Tensor, log_expected: Tensor | None, mask: Tensor | None) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from steelyard.losses.softmax import Reduction, reduce
+from steelyard.losses.pairwise import check_scores
+from steelyard.losses.softmax import Reduction, check_fits, reduce
 
 
 def weighted_info_nce(
@@ -49,6 +50,7 @@ def weighted_info_nce(
 
     Raises:
         ValueError: shapes do not fit, an empty denominator, an unknown reduction, or the mean over no queries.
+        TypeError: weights or expected counts that are not floating point, or a mask that is not bool.
 
     Reference:
         Zhou, Zhang, Zhao and Wen (2022), Debiased contrastive learning of unsupervised sentence
@@ -60,15 +62,14 @@ def weighted_info_nce(
         raise ValueError(
             f"negative must be (..., K) over positive's shape {tuple(positive.shape)}, got {tuple(negative.shape)}."
         )
+    for name, tensor in (("log_weight", log_weight), ("log_expected", log_expected), ("mask", mask)):
+        check_fits(name, tensor, negative)
     weights = log_weight if log_expected is None else log_weight - log_expected
     logits = negative + weights
-    if logits.shape != negative.shape:
-        raise ValueError(
-            f"log_weight and log_expected, together {tuple(weights.shape)}, do not broadcast to negatives of "
-            f"shape {tuple(negative.shape)}."
-        )
     dropped = weights == -math.inf if mask is None else (weights == -math.inf) | mask
     logits = logits.masked_fill(dropped, -math.inf)
+    if isinstance(positive_log_weight, Tensor):
+        check_fits("positive_log_weight", positive_log_weight, positive, of="positives")
     own = positive + positive_log_weight
     total = torch.logsumexp(torch.cat([own.unsqueeze(-1), logits], -1), -1)
     if bool((total == -math.inf).any()):
@@ -182,7 +183,9 @@ def false_negative_weighted(
 
     Raises:
         ValueError: shapes do not fit, an unknown reduction, or the mean over no queries.
+        TypeError: what should be floating point is not, or a mask that is not bool.
     """
+    check_fits("false_logit", false_logit, negative)
     log_weight = logsigmoid(-false_logit.detach())
     return weighted_info_nce(positive, negative, log_weight, log_expected, mask, reduction=reduction)
 
@@ -223,32 +226,23 @@ def nbpo(
 
     Raises:
         ValueError: shapes do not fit, an unknown reduction, or the mean over no queries.
+        TypeError: what should be floating point is not, or a mask that is not bool.
 
     Reference:
         Yu and Qin (2020), Sampler design for implicit feedback data by noisy-label robust learning, SIGIR,
         arXiv 2007.07204. Reconstructed from the update rule in the authors' code, whose extra damping of the
         positive's step is left out.
     """
-    if negative.shape[:-1] != positive.shape:
-        raise ValueError(
-            f"negative must be (..., K) over positive's shape {tuple(positive.shape)}, got {tuple(negative.shape)}."
-        )
+    check_scores(positive, negative, mask)
+    check_fits("log_expected", log_expected, negative)
     flip_p = torch.as_tensor(positive_flip, dtype=positive.dtype, device=positive.device)
     flip_n = torch.as_tensor(negative_flip, dtype=negative.dtype, device=negative.device)
+    check_fits("positive_flip", flip_p, positive, of="positives")
+    check_fits("negative_flip", flip_n, negative)
     labelled = -logsigmoid(positive) - logsigmoid(-flip_p)
     lost = -torch.logaddexp(logsigmoid(-negative), logsigmoid(flip_n) + logsigmoid(negative))
-    if labelled.shape != positive.shape or lost.shape != negative.shape:
-        raise ValueError(
-            f"Flips of shapes {tuple(flip_p.shape)} and {tuple(flip_n.shape)} do not broadcast to scores of "
-            f"shapes {tuple(positive.shape)} and {tuple(negative.shape)}."
-        )
     if log_expected is not None:
         lost = lost * torch.exp(-log_expected)
-        if lost.shape != negative.shape:
-            raise ValueError(
-                f"log_expected of shape {tuple(log_expected.shape)} does not broadcast to negatives of shape "
-                f"{tuple(negative.shape)}."
-            )
     if mask is not None:
         lost = lost.masked_fill(mask, 0.0)
     return reduce(labelled + lost.sum(-1), reduction)

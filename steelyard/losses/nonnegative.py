@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu
 
 from steelyard.losses.contrastive import check_views, nt_xent
-from steelyard.losses.pairs import widened
+from steelyard.losses.pairs import widened, widened_alike
 from steelyard.losses.softmax import Reduction
 
 
@@ -67,7 +67,7 @@ def spectral_contrastive(first: Tensor, second: Tensor) -> Tensor:
     size = len(first)
     if size < 2:
         raise ValueError("Negatives are the views of other examples; give two examples or more.")
-    u, v = widened(first), widened(second)
+    u, v = widened_alike(first, second)
     product = u @ v.T
     pulled = product.diagonal()
     pushed = product.square().sum() - pulled.square().sum()

@@ -102,6 +102,14 @@ def widened(score: Tensor) -> Tensor:
     return score.to(torch.promote_types(score.dtype, torch.float32))
 
 
+def widened_alike(*given: Tensor) -> tuple[Tensor, ...]:
+    """All in the widest dtype of theirs, float32 at least, for a product of them."""
+    dtype = torch.float32
+    for tensor in given:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return tuple(tensor.to(dtype) for tensor in given)
+
+
 def log_sum_exp(score: Tensor, keep: Tensor, *, plus_one: bool = False, dim: int = 1) -> Tensor:
     """log of the sum of exp over what is kept (and of 1), with gradient 0, not NaN, where that is nothing.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from steelyard.losses.pooling_bias import mean_shares
-from steelyard.losses.softmax import Reduction, log_weights, reduce
+from steelyard.losses.softmax import Reduction, check_fits, log_weights, reduce
 
 
 def bpr(
@@ -211,15 +211,7 @@ def check_scores(positive: Tensor, negative: Tensor, mask: Tensor | None = None)
         raise ValueError(
             f"negative must be (..., K) over positive's shape {tuple(positive.shape)}, got {tuple(negative.shape)}."
         )
-    if mask is None:
-        return
-    if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be bool, True for what is left out, got {mask.dtype}.")
-    aligned = zip(reversed(mask.shape), reversed(negative.shape), strict=False)
-    if mask.ndim > negative.ndim or any(a not in (1, b) for a, b in aligned):
-        raise ValueError(
-            f"mask of shape {tuple(mask.shape)} does not broadcast to negatives of shape {tuple(negative.shape)}."
-        )
+    check_fits("mask", mask, negative)
 
 
 def _log_softmax_weights(

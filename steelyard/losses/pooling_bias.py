@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from steelyard.losses.softmax import Reduction, reduce
+from steelyard.losses.softmax import Reduction, check_fits, reduce
 
 
 def pooling_log_weight(score: Tensor, *, temperature: float = 2.0, limit: float | None = None) -> Tensor:
@@ -138,15 +138,14 @@ def mean_shares(negative: Tensor, log_expected: Tensor | None, mask: Tensor | No
 
     Raises:
         ValueError: shapes do not fit.
+        TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
     """
+    if not negative.is_floating_point():
+        raise TypeError(f"Scores must be floating point, got {negative.dtype}; call .float() on them.")
+    check_fits("log_expected", log_expected, negative)
+    check_fits("mask", mask, negative)
     log_weight = torch.zeros_like(negative) if log_expected is None else 0 - log_expected
-    try:
-        log_weight = log_weight.expand(negative.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"log_expected of shape {tuple(log_weight.shape)} does not broadcast to negatives of shape "
-            f"{tuple(negative.shape)}."
-        ) from None
+    log_weight = log_weight.expand(negative.shape)
     if mask is not None:
         log_weight = log_weight.masked_fill(mask, -math.inf)
     empty = (log_weight == -math.inf).all(-1, keepdim=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from steelyard.losses.pairs import check_classes, check_number, label_pairs, widened
+from steelyard.losses.pairs import check_classes, check_number, label_pairs, widened, widened_alike
 from steelyard.losses.softmax import Reduction, reduce
 
 
@@ -87,7 +87,7 @@ def proto_triplet(
         )
     check_classes(labels, len(query), len(prototypes))
     check_number("margin", margin, least=0)
-    d = _distances(widened(query), widened(prototypes))
+    d = _distances(*widened_alike(query, prototypes))
     own = labels.long().unsqueeze(1)
     if d.shape[1] < 2:
         return reduce(d.sum(1) * 0, reduction)

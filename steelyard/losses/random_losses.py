@@ -82,11 +82,13 @@ def random_slopes(
         slopes of their own, between those of their neighbours, as at a kink.
 
     Raises:
-        ValueError: margins that are not finite, or parameters out of range.
+        ValueError: margins that are not (B,) finite floats, or parameters out of range.
     """
     check_number("box_cox", box_cox, least=0)
     if not cap > 0:
         raise ValueError(f"cap must be above 0, got {cap}.")
+    if margins.ndim != 1 or not margins.is_floating_point():
+        raise ValueError(f"Wanted (B,) float margins, got {tuple(margins.shape)} of {margins.dtype}.")
     z = margins.detach()
     if not bool(z.isfinite().all()):
         raise ValueError("A margin is NaN or infinite, and has no place among the others.")

@@ -102,12 +102,12 @@ def soft_levels(mean: Tensor, variance: Tensor, levels: Tensor) -> Tensor:
         raw_k + b, may make a probability negative.
     """
     m, s, c = (t.detach().double() for t in (mean, variance, levels))
-    step = c.diff()
     if m.ndim != 1 or m.shape != s.shape or c.ndim != 1 or len(c) < 2:
         raise ValueError(
             f"Wanted (B,) mean and variance and two levels or more, got {tuple(m.shape)}, {tuple(s.shape)} and "
             f"{tuple(c.shape)}."
         )
+    step = c.diff()
     if not bool((step > 0).all()) or not torch.allclose(step, step[:1].expand_as(step)):
         raise ValueError("Levels must increase in equal steps.")
     if not bool(((m >= c[0]) & (m <= c[-1])).all()):
@@ -230,13 +230,12 @@ def easy_llp(
     if prior > 1 or not bool(((fraction >= 0) & (fraction <= 1)).all()) or not bool((bag_size >= 1).all()):
         raise ValueError("prior and fractions must lie in [0, 1], and a bag has one example or more.")
     one, zero = widened(positive_loss), widened(negative_loss)
+    for name, given in (("fraction", fraction), ("bag_size", bag_size)):
+        if given.shape not in ((), (1,), one.shape):
+            raise ValueError(
+                f"{name} of shape {tuple(given.shape)} does not broadcast to {tuple(one.shape)} losses."
+            )
     g = bag_size * (fraction.to(one.dtype) - prior) + prior
-    try:
-        g = g.expand(one.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"fraction and bag_size of shape {tuple(g.shape)} do not broadcast to {tuple(one.shape)} losses."
-        ) from None
     return reduce(g * one + (1 - g) * zero, reduction)
 
 

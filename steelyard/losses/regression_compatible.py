@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from steelyard.losses.listwise import check_lists
-from steelyard.losses.softmax import Reduction, reduce
+from steelyard.losses.softmax import Reduction, check_fits, reduce
 
 
 def regression_compatible(
@@ -59,14 +59,9 @@ def regression_compatible(
     score, label, mask, _ = check_lists(score, label, mask)
     if not bool(((label >= 0) & (label <= 1)).all()):
         raise ValueError("Labels are chances and must lie between 0 and 1.")
+    check_fits("log_expected", log_expected, score, of="lists")
     log_count = torch.zeros_like(score) if log_expected is None else 0 - log_expected
-    try:
-        log_count = log_count.expand(score.shape).masked_fill(mask, -math.inf)
-    except RuntimeError:
-        raise ValueError(
-            f"log_expected of shape {tuple(log_count.shape)} does not broadcast to lists of shape "
-            f"{tuple(score.shape)}."
-        ) from None
+    log_count = log_count.expand(score.shape).masked_fill(mask, -math.inf)
     count, log_p = log_count.exp(), logsigmoid(score)
     regression = -(count * (label * log_p + (1 - label) * logsigmoid(-score))).sum(-1)
     clicks = (count * label).sum(-1)

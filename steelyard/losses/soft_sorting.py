@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from steelyard.losses.softmax import check_fits
+
 Sort = Literal["neural", "soft"]
 
 
@@ -136,14 +138,8 @@ def _prepared(score: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scores around 0, 0 where masked, and the mask in their shape."""
     if not score.is_floating_point():
         raise TypeError(f"score must be floating point, got {score.dtype}; call .float() on it.")
-    if mask is None:
-        mask = torch.zeros_like(score, dtype=torch.bool)
-    try:
-        mask = mask.expand(score.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"mask of shape {tuple(mask.shape)} does not broadcast to lists of shape {tuple(score.shape)}."
-        ) from None
+    check_fits("mask", mask, score, of="lists")
+    mask = torch.zeros_like(score, dtype=torch.bool) if mask is None else mask.expand(score.shape)
     score = score.double().masked_fill(mask, 0.0)  # places times scores over the temperature are large
     if not bool(score.isfinite().all()):
         raise ValueError("A score is not finite; mask candidates that are not in the list.")

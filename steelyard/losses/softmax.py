@@ -43,6 +43,7 @@ def sampled_softmax(
 
     Raises:
         ValueError: shapes do not fit, the mean over no queries, or an unknown reduction.
+        TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
 
     Reference:
         Bengio & Senecal (2008), Adaptive importance sampling to accelerate training of a neural
@@ -69,22 +70,47 @@ def log_weights(positive: Tensor, negative: Tensor, log_expected: Tensor, mask: 
 
     Raises:
         ValueError: shapes do not fit.
+        TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
     """
     if negative.shape[:-1] != positive.shape:
         raise ValueError(
             f"negative must be (..., K) over positive's shape {tuple(positive.shape)}, got {tuple(negative.shape)}."
         )
-    for name, tensor in (("log_expected", log_expected), ("mask", mask)):
-        if tensor is None:
-            continue
-        aligned = zip(reversed(tensor.shape), reversed(negative.shape), strict=False)
-        if tensor.ndim > negative.ndim or any(a not in (1, b) for a, b in aligned):
-            raise ValueError(
-                f"{name} of shape {tuple(tensor.shape)} does not broadcast to negatives of shape "
-                f"{tuple(negative.shape)}."
+    for name, score in (("positive", positive), ("negative", negative)):
+        if not score.is_floating_point():
+            raise TypeError(
+                f"{name} must hold floating-point scores, got {score.dtype}; call .float() on it."
             )
+    check_fits("log_expected", log_expected, negative)
+    check_fits("mask", mask, negative)
     logits = negative - log_expected
     return logits if mask is None else logits.masked_fill(mask, -math.inf)
+
+
+def check_fits(name: str, tensor: Tensor | None, like: Tensor, *, of: str = "negatives") -> None:
+    """Refuse what does not broadcast to scores, a mask that is not bool, and anything else that is no float.
+
+    Args:
+        name: of the argument, "mask" for a mask.
+        tensor: the argument; None fits always.
+        like: the scores that it goes with.
+        of: what the scores are called in the message.
+
+    Raises:
+        ValueError: the shape does not broadcast.
+        TypeError: another dtype.
+    """
+    if tensor is None:
+        return
+    if name == "mask" and tensor.dtype != torch.bool:
+        raise TypeError(f"mask must be bool, True for what is left out, got {tensor.dtype}.")
+    if name != "mask" and not tensor.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {tensor.dtype}; call .float() on it.")
+    aligned = zip(reversed(tensor.shape), reversed(like.shape), strict=False)
+    if tensor.ndim > like.ndim or any(a not in (1, b) for a, b in aligned):
+        raise ValueError(
+            f"{name} of shape {tuple(tensor.shape)} does not broadcast to {of} of shape {tuple(like.shape)}."
+        )
 
 
 def reduce(loss: Tensor, reduction: Reduction) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import logsigmoid
 
 from steelyard.losses.bilateral import bilateral_softmax
 from steelyard.losses.pairwise import check_scores
-from steelyard.losses.softmax import Reduction, log_weights, reduce, sampled_softmax
+from steelyard.losses.softmax import Reduction, check_fits, log_weights, reduce, sampled_softmax
 
 Activation = Literal["exp", "tanh", "relu", "atan"]
 
@@ -124,12 +124,8 @@ def sl_at_k(
     for name, t in (("temperature", temperature), ("weight_temperature", weight_temperature)):
         if not 0 < t < math.inf:
             raise ValueError(f"{name} must be positive and finite, got {t}.")
+    check_fits("threshold", threshold, positive, of="positives")
     over = positive - threshold.detach()
-    if over.shape != positive.shape:
-        raise ValueError(
-            f"threshold of shape {tuple(threshold.shape)} does not broadcast to positives of shape "
-            f"{tuple(positive.shape)}."
-        )
     correction = negative.new_zeros(()) if log_expected is None else log_expected
     arguments = (positive / temperature, negative / temperature, correction, mask)
     if decoupled:
@@ -167,6 +163,7 @@ def top_k_threshold(
 
     Raises:
         ValueError: shapes do not fit, `k` below 1, or a score that is NaN.
+        TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
 
     Reference:
         Yang et al. (2025), Breaking the top-K barrier, KDD, arXiv 2508.05673, who take the K-th largest of
@@ -174,15 +171,14 @@ def top_k_threshold(
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}.")
+    if not score.is_floating_point():
+        raise TypeError(f"score must be floating point, got {score.dtype}; call .float() on it.")
+    check_fits("log_expected", log_expected, score, of="scores")
+    check_fits("mask", mask, score, of="scores")
     score = score.detach()
     log_count = torch.zeros_like(score) if log_expected is None else 0 - log_expected.detach()
-    try:
-        log_count = log_count.expand(score.shape)
-        left_out = torch.zeros_like(score, dtype=torch.bool) if mask is None else mask.expand(score.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"log_expected and mask must broadcast to scores of shape {tuple(score.shape)}."
-        ) from None
+    log_count = log_count.expand(score.shape)
+    left_out = torch.zeros_like(score, dtype=torch.bool) if mask is None else mask.expand(score.shape)
     count = log_count.double().exp().masked_fill(left_out, 0.0)
     score = score.masked_fill(left_out, -math.inf)
     if own is not None:
@@ -216,4 +212,5 @@ def _log_activation(gap: Tensor, activation: Activation) -> Tensor:
         value = 1 + gap.atan()
     else:
         raise ValueError(f'activation must be "exp", "tanh", "relu" or "atan", got {activation!r}.')
-    return torch.where(value > 0, torch.where(value > 0, value, 1.0).log(), -math.inf)
+    zero = value <= 0  # so that NaN stays NaN
+    return torch.where(zero, -math.inf, torch.where(zero, 1.0, value).log())

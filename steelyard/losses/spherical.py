@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from steelyard.losses.pairs import check_classes, check_number, widened
+from steelyard.losses.pairs import check_classes, check_number, widened, widened_alike
 from steelyard.losses.softmax import Reduction, reduce
 
 
@@ -61,7 +61,7 @@ def logit_moments(hidden: Tensor, weight: Tensor, labels: Tensor) -> LogitMoment
             f"Wanted (B, d) hidden and (C, d) weight, C above 0, got {tuple(hidden.shape)} and {tuple(weight.shape)}."
         )
     check_classes(labels, len(hidden), len(weight))
-    h, w = widened(hidden), widened(weight)
+    h, w = widened_alike(hidden, weight)
     centre = w.mean(0)
     apart = w - centre
     covariance = apart.T @ apart / len(w)

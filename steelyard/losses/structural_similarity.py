@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d
 
-from steelyard.losses.pairs import check_number, widened
+from steelyard.losses.pairs import check_number, widened_alike
 from steelyard.losses.softmax import Reduction, reduce
 
 SCALES = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
@@ -60,7 +60,7 @@ def ms_ssim_loss(
         Asilomar. Halved by means of 2 x 2 pixels; averages of l cs at the last scale as in its common code.
     """
     _check(images, targets, data_range, scale_weights, window_size, sigma)
-    x, y = widened(images), widened(targets)
+    x, y = widened_alike(images, targets)
     place = torch.arange(window_size, dtype=torch.float64, device=x.device) - window_size // 2
     window = torch.softmax(-0.5 * (place / sigma).square(), 0).to(x.dtype)
     means = []

@@ -56,7 +56,7 @@ def threshold_consistent_margin(
         check_number(name, value, least=0)
     positive, negative = label_pairs(similarity, labels, reference_labels, mask)
     s = widened(similarity)
-    low, high = positive & (s <= positive_margin), negative & (s >= negative_margin)
+    low, high = positive & ~(s > positive_margin), negative & ~(s < negative_margin)  # NaN stays NaN
     pull = torch.where(low, positive_margin - s, 0.0).sum() / low.sum().clamp(min=1)
     push = torch.where(high, s - negative_margin, 0.0).sum() / high.sum().clamp(min=1)
     return positive_weight * pull + negative_weight * push

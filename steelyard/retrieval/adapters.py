@@ -21,6 +21,7 @@ from steelyard.retrieval.interactions import Interactions
 
 VECTORS, MADE_FROM = "vectors", "made_from.json"
 BLOCK = 1 << 14
+TINY = 1e-12  # what `normalize` takes for no length
 
 
 class Adapter(nn.Module):
@@ -308,7 +309,13 @@ def _checked(side: str, given: Any, count: int) -> Tensor:
         raise ValueError(
             f"The {side} vector in row {int(wrong[0]):,} holds NaN or infinite values, as {len(wrong):,} do."
         )
-    zero = (torch.linalg.vector_norm(vectors, dim=1) == 0).nonzero()
+    length = torch.linalg.vector_norm(vectors, dim=1)
+    if not bool(((length > TINY) & length.isfinite()).all()):  # squares of such entries leave float32
+        largest = vectors.abs().amax(1, keepdim=True)
+        fits = (length > TINY) & length.isfinite()
+        vectors = torch.where(fits.unsqueeze(1) | (largest == 0), vectors, vectors / largest)
+        length = torch.where(largest.squeeze(1) == 0, 0.0, 1.0)
+    zero = (length == 0).nonzero()
     if len(zero):
         raise ValueError(
             f"The {side} vector in row {int(zero[0]):,} is zero, as {len(zero):,} are: it has no direction to "

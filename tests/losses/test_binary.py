@@ -162,3 +162,14 @@ def test_what_does_not_fit_is_refused() -> None:
         ccl(positive, torch.zeros(2, 4))
     with pytest.raises(TypeError, match="floating-point"):
         gbce(torch.zeros(3, dtype=torch.int64), negative, n_items=40)
+
+
+def test_gbce_takes_everything_and_says_to_draw_fewer_where_there_are_more_draws_than_items() -> None:
+    positive, negative = torch.zeros(2), torch.zeros(2, 5)
+    hits = torch.eye(2, 5, dtype=torch.bool)
+    everything = gbce(
+        positive, negative, hits, n_items=5, t=1.0
+    )  # alpha is 1, so this is plain cross-entropy
+    assert float(everything) == pytest.approx(math.log(2))
+    with pytest.raises(ValueError, match=r"draws of other items, 5, got 5: draw fewer"):
+        gbce(positive, negative, n_items=5)

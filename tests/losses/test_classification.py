@@ -198,3 +198,12 @@ def test_what_is_wrong_is_named() -> None:
         squentropy(z[:0], Y[:0])
     with pytest.raises(TypeError, match="floating"):
         label_encoding_risk(Y[:, None])
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.05])
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf])
+def test_an_infinite_logit_without_gradient_is_refused_by_the_asymmetric_loss(
+    wrong: float, margin: float
+) -> None:
+    with pytest.raises(ValueError, match="infinite"):
+        asymmetric_bce(torch.tensor([[0.5, wrong]]), torch.tensor([[1.0, 0.0]]), margin=margin)

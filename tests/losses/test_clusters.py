@@ -211,3 +211,14 @@ def test_what_does_not_fit_is_refused() -> None:
         clusterns(z, temperature=T, alpha=0.1, beta=0.5)
     with pytest.raises(ValueError, match="hard_cosine"):
         clusterns(square, z, temperature=T, alpha=0.1, beta=0.5)
+
+
+def test_a_vector_that_is_not_finite_has_no_nearest_centroid() -> None:
+    centroids = torch.eye(3)
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="near to nothing"):
+            nearest_centroids(torch.tensor([[1.0, wrong, 0.0]]), centroids)
+        with pytest.raises(ValueError, match="near to nothing"):
+            nearest_centroids(torch.eye(3), centroids.index_fill(0, torch.tensor([1]), wrong))
+    with pytest.raises(TypeError, match="floating point"):
+        nearest_centroids(torch.eye(3).long(), centroids)

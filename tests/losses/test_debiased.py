@@ -430,3 +430,25 @@ def test_a_score_that_is_none_is_not_hidden_by_the_floor() -> None:
         masked = torch.tensor([[True, True], [False, True]])
         same = loss(torch.ones(2), torch.tensor([[0.0, 0.0], [0.2, 0.0]]), mask=masked, temperature=0.1)
         torch.testing.assert_close(value, same)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_samples_of_no_weight_leave_a_finite_gradient(beta: float) -> None:
+    positive, negative = torch.tensor([0.5, 0.2]), torch.tensor([[0.1, 0.3], [0.2, 0.1]])
+    samples = torch.tensor([[-math.inf, -math.inf], [0.1, 0.2]], requires_grad=True)
+    loss = hard_contrastive(positive, negative, temperature=0.5, beta=beta, positive_samples=samples)
+    loss.backward()
+    assert samples.grad is not None
+    assert bool(samples.grad.isfinite().all())
+    none = hard_contrastive(
+        positive, negative, temperature=0.5, beta=beta, positive_samples=samples, tau_plus=0.1
+    )
+    # nothing is taken off the first query's mean, which is then divided by 1 - tau_plus
+    e, weight = (negative[0] / 0.5).exp(), (beta * negative[0] / 0.5).softmax(0)
+    g = 2 * float((weight * e).sum()) / 0.9
+    first = math.log1p(g / math.exp(1.0))
+    each = hard_contrastive(
+        positive, negative, temperature=0.5, beta=beta, positive_samples=samples, reduction="none"
+    )
+    assert float(each[0]) == pytest.approx(first, rel=1e-5)
+    assert float(none) == pytest.approx(float(each.mean()))

@@ -308,3 +308,31 @@ def test_what_does_not_fit_is_refused() -> None:
         sampled_distillation(
             score, torch.zeros(4, 2, dtype=torch.int64), torch.zeros(4, 3), torch.zeros(4, 3)
         )
+
+
+def test_what_the_teacher_rules_out_is_no_part_of_the_mean_that_top_kd_scales_by() -> None:
+    score = torch.tensor([[0.3, -0.2, 0.1, 0.7]], requires_grad=True)
+    teacher = torch.tensor([[1.0, 2.0, -math.inf, 0.5]])
+    mask = teacher == -math.inf
+    # ruled out by the teacher, the student's chance of it is still part of the first and the last term
+    loss = top_kd(score, teacher, k=2, scale=2.0, rest_weight=0.0)
+    mean = 3.5 / 3
+    scaled = torch.tensor([[mean + 2 * (1 - mean), mean + 2 * (2 - mean), -math.inf, 0.5]])
+    expected = kl_distillation(score, scaled) + kl_distillation(score[:, :2], scaled[:, :2])
+    assert float(loss) == pytest.approx(float(expected))
+    loss.backward()
+    assert score.grad is not None
+    assert bool(score.grad.isfinite().all())
+    assert bool(top_kd(score, teacher, k=4, scale=2.0).isfinite())
+    assert bool(top_kd(score, teacher, mask, k=3, scale=0.0).isfinite())
+
+
+def test_ids_outside_the_students_classes_are_refused() -> None:
+    score, chances = torch.zeros(2, 5), torch.full((2, 3), -1.0)
+    for wrong in (-1, 5):
+        with pytest.raises(ValueError, match="ids must lie in 0 to 4"):
+            sampled_distillation(score, torch.tensor([[0, 1, wrong]] * 2), chances, chances)
+    with pytest.raises(TypeError, match="ids must be integers"):
+        sampled_distillation(score, torch.zeros(2, 3), chances, chances)
+    with pytest.raises(ValueError, match="V above 0"):
+        sample_teacher(torch.zeros(2, 0), 3)

@@ -190,3 +190,27 @@ def test_what_is_wrong_is_named() -> None:
         learner(torch.zeros(4), positive, negative)
     with pytest.raises(ValueError, match="index"):
         learner(torch.arange(3), positive, negative)
+
+
+def test_what_is_nan_has_no_temperature() -> None:
+    negative = torch.tensor([[0.1, math.nan, 0.3], [0.1, 0.2, 0.3]])
+    assert robust_temperature(negative, rho=0.1).isnan().tolist() == [True, False]
+    ones = torch.tensor([[0.1, 0.2, 0.3]])
+    counts = torch.tensor([[0.0, math.nan, 0.0]])
+    assert bool(robust_temperature(ones, counts, rho=0.1).isnan())
+    assert bool(robust_contrastive(torch.zeros(1), ones, counts, temperature=0.5).isnan())
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_a_batch_that_is_not_finite_leaves_what_was_learned_alone(wrong: float) -> None:
+    learner = IndividualTemperatures(2)
+    index, positive = torch.arange(2), torch.full((2,), 0.5)
+    negative = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    learner(index, positive, negative)
+    before = {name: value.clone() for name, value in learner.state_dict().items()}
+    with pytest.raises(ValueError, match="not finite"):
+        learner(index, positive, negative.index_fill(1, torch.tensor([0]), wrong))
+    assert all(torch.equal(value, before[name]) for name, value in learner.state_dict().items())
+    masked = negative.index_fill(1, torch.tensor([0]), wrong)
+    learner(index, positive, masked, mask=~masked.isfinite())
+    assert all(bool(value.isfinite().all()) for value in learner.state_dict().values())

@@ -233,3 +233,16 @@ def test_options_out_of_range_are_refused() -> None:
         lambda_loss(*lists_, mu=-1.0)
     with pytest.raises(ValueError, match="at least 0"):
         lambda_loss(lists_[0], torch.tensor([[-1, 1]]))
+
+
+@pytest.mark.parametrize("weighting", ["lambdarank", "ndcg_loss1", "ndcg_loss2", "ndcg_loss2++"])
+def test_counts_given_for_grades_are_refused_where_their_gain_overflows(weighting: str) -> None:
+    score, clicks = torch.randn(1, 3, requires_grad=True), torch.tensor([[0.0, 3.0, 200.0]])
+    with pytest.raises(ValueError, match=r"200 is too large.*linear"):
+        lambda_loss(score, clicks, weighting=weighting)  # type: ignore[arg-type]
+    loss = lambda_loss(score, clicks, weighting=weighting, gain="linear")  # type: ignore[arg-type]
+    loss.backward()
+    assert score.grad is not None
+    assert bool(score.grad.isfinite().all())
+    masked = torch.tensor([[False, False, True]])
+    assert bool(lambda_loss(score, clicks, masked, weighting=weighting).isfinite())  # type: ignore[arg-type]

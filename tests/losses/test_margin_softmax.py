@@ -186,3 +186,14 @@ def test_drawn_classes_can_be_weighed_as_in_any_sampled_softmax() -> None:
     c = cosines()
     logits = margin_logits(c, Y, angle=0.5, scale=8.0)
     torch.testing.assert_close(cross_entropy(logits, Y), margin_softmax(c, Y, angle=0.5, scale=8.0))
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_an_embedding_that_is_not_finite_leaves_the_running_mean_alone(wrong: float) -> None:
+    head = AdaFace(3, 2, generator=torch.Generator().manual_seed(0))
+    embedding, labels = torch.tensor([[1.0, 2.0], [0.5, 0.1], [2.0, 2.0]]), torch.arange(3)
+    head(embedding, labels)
+    mean, std = float(head.mean), float(head.std)
+    with pytest.raises(ValueError, match="not finite"):
+        head(embedding.index_fill(0, torch.tensor([1]), wrong), labels)
+    assert (float(head.mean), float(head.std)) == (mean, std)

@@ -103,3 +103,10 @@ def test_what_does_not_fit_is_refused() -> None:
         neural_ndcg(torch.tensor([[0.0, math.nan]]), torch.ones(1, 2))
     with pytest.raises(ValueError, match="at least 0"):
         neural_ndcg(torch.zeros(1, 2), torch.tensor([[-1, 1]]))
+
+
+def test_counts_given_for_grades_are_refused_where_their_gain_overflows() -> None:
+    with pytest.raises(ValueError, match=r"200 is too large.*linear"):
+        neural_ndcg(torch.randn(1, 3), torch.tensor([[0.0, 3.0, 200.0]]))
+    with pytest.raises(ValueError, match="scale them down"):
+        neural_ndcg(torch.randn(1, 2), torch.tensor([[3e38, 3e38]]), gain="linear")

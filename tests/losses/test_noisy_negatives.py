@@ -303,7 +303,7 @@ def test_what_does_not_fit_is_refused() -> None:
         nbpo(positive, torch.zeros(2, 4), 0.0, 0.0)
     with pytest.raises(ValueError, match="log_weight"):
         weighted_info_nce(positive, negative, torch.zeros(2, 3, 4))
-    with pytest.raises(ValueError, match="Flips"):
+    with pytest.raises(ValueError, match="negative_flip"):
         nbpo(positive, negative, 0.0, torch.zeros(2, 3, 4))
     with pytest.raises(ValueError, match="log_expected"):
         nbpo(positive, negative, 0.0, 0.0, torch.zeros(2, 3, 4))

@@ -118,3 +118,9 @@ def test_what_is_wrong_is_named() -> None:
         ens_loss(z, y, box_cox=-1.0)
     with pytest.raises(ValueError, match="cap"):
         ens_loss(z, y, cap=0.0)
+
+
+def test_slopes_want_a_row_of_float_margins() -> None:
+    for wrong in (torch.zeros(()), torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=r"\(B,\) float margins"):
+            random_slopes(wrong)

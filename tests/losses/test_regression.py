@@ -191,3 +191,12 @@ def test_what_is_wrong_is_named() -> None:
         easy_llp(torch.ones(2), torch.ones(2), torch.tensor(0.5), torch.tensor(2), prior=1.5)
     with pytest.raises(ValueError, match="broadcast"):
         easy_llp(torch.ones(2), torch.ones(2), torch.ones(3), torch.tensor(2), prior=0.5)
+
+
+def test_bags_and_levels_of_other_shapes_are_refused_in_words() -> None:
+    losses = torch.zeros(3), torch.zeros(3)
+    for fraction, size in ((torch.zeros(2), torch.ones(3)), (torch.zeros(3), torch.ones(2))):
+        with pytest.raises(ValueError, match="does not broadcast"):
+            easy_llp(*losses, fraction, size, prior=0.5)
+    with pytest.raises(ValueError, match="two levels or more"):
+        soft_levels(torch.zeros(2), torch.ones(2), torch.tensor(1.0))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from steelyard.losses.bilateral import bilateral_softmax
 from steelyard.losses.softmax import sampled_softmax
-from steelyard.losses.softmax_variants import psl, sl_at_k, top_k_threshold
+from steelyard.losses.softmax_variants import Activation, psl, sl_at_k, top_k_threshold
 
 ACTIVATIONS = ["exp", "tanh", "relu", "atan"]
 
@@ -238,3 +238,10 @@ def test_what_does_not_fit_is_refused() -> None:
         top_k_threshold(negative, k=1, own=torch.zeros(2, 1))
     with pytest.raises(TypeError, match="floating-point"):
         psl(positive.long(), negative, temperature=1.0)
+
+
+@pytest.mark.parametrize("activation", ["exp", "tanh", "relu", "atan"])
+def test_a_score_that_is_nan_is_seen_in_psl(activation: Activation) -> None:
+    negative = torch.tensor([[0.1, math.nan], [0.1, 0.2]])
+    loss = psl(torch.zeros(2), negative, temperature=0.5, activation=activation, reduction="none")
+    assert loss.isnan().tolist() == [True, False]

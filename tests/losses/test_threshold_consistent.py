@@ -160,3 +160,11 @@ def test_what_is_wrong_is_named() -> None:
         false_accept_threshold(s, y, 1.0)
     with pytest.raises(ValueError, match="negative pairs"):
         false_accept_threshold(s, torch.zeros(12, dtype=torch.long), 0.1)
+
+
+def test_a_similarity_that_is_nan_is_seen_in_the_loss() -> None:
+    labels = torch.tensor([0, 0, 1])
+    for place in ((0, 1), (0, 2)):
+        similarity = torch.full((3, 3), 0.6)
+        similarity[place] = math.nan
+        assert math.isnan(float(threshold_consistent_margin(similarity, labels)))

@@ -249,6 +249,21 @@ def test_bad_vectors_are_refused(side: int, change: object, said: str) -> None:
         train(data, config=config(), vectors=(vectors[0], vectors[1]))
 
 
+@pytest.mark.parametrize("size", [1e30, 1e-13, 1e-30])
+def test_vectors_whose_squares_leave_float32_keep_their_direction(size: float) -> None:
+    data, queries, documents = turned(30)
+    usual = FrozenVectors.given(queries, documents, data)
+    odd = FrozenVectors.given(queries, documents.index_fill(1, torch.tensor([0]), 0.0) * size, data)
+    expected = functional.normalize(documents.index_fill(1, torch.tensor([0]), 0.0), dim=1)
+    torch.testing.assert_close(odd.documents, expected)
+    some = documents.clone()
+    some[3] *= size
+    mixed = FrozenVectors.given(queries, some, data)
+    torch.testing.assert_close(mixed.documents[3], usual.documents[3])
+    others = torch.arange(30) != 3
+    assert torch.equal(mixed.documents[others], usual.documents[others])
+
+
 def test_what_does_not_fit_together_is_refused() -> None:
     data, queries, documents = turned(40)
     with pytest.raises(TypeError, match="must be floats"):

@@ -69,6 +69,14 @@ def all_finite(name: str, value: Any) -> Tensor:
     return tensor
 
 
+def alike(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All in the widest dtype of theirs, for a product of them."""
+    dtype = tensors[0].dtype
+    for tensor in tensors[1:]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return tuple(tensor.to(dtype) for tensor in tensors)
+
+
 def masked_score(score: Any, mask: Any = None) -> Tensor:
     """Scores without gradient, -inf where they are masked.
 

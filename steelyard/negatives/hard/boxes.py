@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steelyard.losses.pairs import widened_alike
 from steelyard.negatives.hard.asked import all_finite, check_count
 
 
@@ -43,7 +44,8 @@ def atss(anchors: Any, level_sizes: Sequence[int], boxes: Any, k: int = 9) -> tu
         code, and is 0 for one candidate.
     """
     check_count("k", k)
-    a, g = all_finite("anchors", anchors).detach(), all_finite("boxes", boxes).detach()
+    # half precision has no distances, and float32 at least for their comparison
+    a, g = widened_alike(all_finite("anchors", anchors).detach(), all_finite("boxes", boxes).detach())
     for name, corners in (("anchors", a), ("boxes", g)):
         if corners.ndim != 2 or corners.shape[1] != 4:
             raise ValueError(f"{name} must be (n, 4), got {tuple(corners.shape)}.")

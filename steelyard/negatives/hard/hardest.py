@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steelyard.losses.softmax import Reduction, sampled_softmax
-from steelyard.negatives.hard.asked import all_finite, check_count, floating, masked_score
+from steelyard.losses.softmax import Reduction, check_fits, sampled_softmax
+from steelyard.negatives.hard.asked import alike, all_finite, check_count, floating, masked_score
 
 
 def hardest(score: Any, k: int, mask: Any = None, log_expected: Any = None) -> tuple[Tensor, Tensor]:
@@ -46,10 +46,9 @@ def hardest(score: Any, k: int, mask: Any = None, log_expected: Any = None) -> t
     check_count("k", k)
     terms = masked_score(score, mask)
     if log_expected is not None:
-        terms = terms - floating("log_expected", log_expected).detach()
-        if terms.shape != torch.as_tensor(score).shape:
-            raise ValueError(f"log_expected must broadcast to the scores, got terms {tuple(terms.shape)}.")
-        terms = masked_score(terms)
+        expected = floating("log_expected", log_expected).detach()
+        check_fits("log_expected", expected, terms, of="scores")
+        terms = masked_score(terms - expected)
     kept, columns = terms.topk(min(k, terms.shape[-1]), -1)
     empty = kept == -math.inf
     return columns.masked_fill(empty, 0), empty
@@ -95,7 +94,7 @@ def dual_view_loss(
         CVPR, arXiv 1911.05722, for one side and the whole queue; both sides with selected negatives are
         reconstructed from a description.
     """
-    a, b, stored = all_finite("query", query), all_finite("key", key), all_finite("queue", queue)
+    a, b, stored = alike(all_finite("query", query), all_finite("key", key), all_finite("queue", queue))
     if a.ndim != 2 or a.shape != b.shape or stored.ndim != 2 or stored.shape[1] != a.shape[1]:
         raise ValueError(
             f"query and key must be (B, D) and queue (Q, D), got {tuple(a.shape)}, {tuple(b.shape)} and "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from steelyard.negatives.hard.asked import all_finite, check_count
+from steelyard.negatives.hard.asked import alike, all_finite, check_count
 
 
 def mochi(
@@ -53,7 +53,7 @@ def mochi(
     check_count("n_hardest", n_hardest)
     check_count("n_pairs", n_pairs, 0)
     check_count("n_with_query", n_with_query, 0)
-    q, stored = all_finite("query", query).detach(), all_finite("queue", queue).detach()
+    q, stored = alike(all_finite("query", query).detach(), all_finite("queue", queue).detach())
     if q.ndim != 2 or stored.ndim != 2 or q.shape[1] != stored.shape[1] or len(stored) == 0:
         raise ValueError(
             f"query must be (B, D) and queue (Q, D) with Q > 0, got {tuple(q.shape)} and "

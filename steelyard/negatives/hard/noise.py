@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from steelyard.losses.softmax import Reduction, sampled_softmax
-from steelyard.negatives.hard.asked import all_finite, check_count, floating
+from steelyard.negatives.hard.asked import alike, all_finite, check_count, floating
 
 
 def noise_negatives(
@@ -158,13 +158,15 @@ def dclr_loss(
         h = all_finite("noise", noise)
         if h.ndim != 2 or h.shape[1] != q.shape[1]:
             raise ValueError(f"noise must be (K, {q.shape[1]}), got {tuple(h.shape)}.")
-        negative = torch.cat([score, q @ normalize(h, dim=1).T / temperature], 1)
+        left, right = alike(q, h)
+        score, drawn = alike(score, left @ normalize(right, dim=1).T / temperature)
+        negative = torch.cat([score, drawn], 1)
         mask = torch.cat([mask, mask.new_zeros(len(q), len(h))], 1)
     return sampled_softmax(score.diagonal(), negative, torch.zeros_like(negative), mask, reduction=reduction)
 
 
 def _pairs(query: Any, positive: Any) -> tuple[Tensor, Tensor]:
-    q, p = all_finite("query", query), all_finite("positive", positive)
+    q, p = alike(all_finite("query", query), all_finite("positive", positive))
     if q.ndim != 2 or q.shape != p.shape:
         raise ValueError(f"query and positive must be (B, D), got {tuple(q.shape)} and {tuple(p.shape)}.")
     return q, p

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from steelyard.losses.softmax import check_fits
 from steelyard.negatives.hard.asked import all_finite
 from steelyard.negatives.hard.hardest import hardest
 
@@ -65,6 +66,7 @@ def self_aware(
     if math.isnan(factor) or math.isnan(max_query_similarity):
         raise ValueError("factor and max_query_similarity must not be NaN.")
     out = torch.zeros(s.shape, dtype=torch.bool) if mask is None else torch.as_tensor(mask)
+    check_fits("mask", out, s, of="scores")
     if factor < math.inf:
         out = out | (s.detach().double() > (positive - (1 - factor) * positive.abs()).unsqueeze(1))
     if owner is not None:

@@ -69,7 +69,7 @@ def conan_replace(
         raise TypeError(f"Scores must be floating point, got {score.dtype} and {start_score.dtype}.")
     if position.dtype != torch.int64 or cursor.dtype != torch.int64:
         raise TypeError(f"position and cursor must be int64, got {position.dtype} and {cursor.dtype}.")
-    ends = torch.as_tensor(length).expand(cursor.shape)
+    ends = torch.as_tensor(length)
     if (
         score.ndim != 2
         or not score.shape == start_score.shape == position.shape
@@ -79,6 +79,9 @@ def conan_replace(
             "Wanted scores, start scores and positions (B, H) and cursors (B,), got "
             f"{tuple(score.shape)}, {tuple(start_score.shape)}, {tuple(position.shape)}, {tuple(cursor.shape)}."
         )
+    if ends.shape not in ((), (1,), cursor.shape):
+        raise ValueError(f"length must be one number or (B,) as the cursors, got {tuple(ends.shape)}.")
+    ends = ends.expand(cursor.shape)
     if bool(score.isnan().any() | start_score.isnan().any()):
         raise ValueError("The scores have NaN.")
     if not (factor >= 1 and ceiling > 0):

@@ -146,9 +146,9 @@ def adore_loss(
         The loss, a scalar or (B,) for "none". A query without a relevant or without another has loss 0.
 
     Raises:
-        TypeError: `relevant` or `mask` is not bool.
-        ValueError: shapes that do not fit, an unknown metric or reduction, a cutoff below 1, NaN at a
-            candidate, or the mean over no queries.
+        TypeError: `relevant` or `mask` is not bool, or `score` not floating point.
+        ValueError: shapes that do not fit, an unknown metric or reduction, a cutoff below 1, a score that is
+            not finite at a candidate, or the mean over no queries.
 
     Reference:
         Zhan et al. (2021), Optimizing dense retrieval model training with hard negatives, SIGIR, arXiv
@@ -167,9 +167,11 @@ def adore_loss(
             f"score, relevant and mask must be (B, n), got {tuple(score.shape)}, {tuple(relevant.shape)} and "
             f"{tuple(empty.shape)}."
         )
+    if not score.is_floating_point():
+        raise TypeError(f"score must be floating point, got {score.dtype}; call .float() on it.")
     score = score.masked_fill(empty, 0.0)
-    if bool(score.isnan().any()):
-        raise ValueError("score has NaN at a candidate.")
+    if not bool(score.isfinite().all()):
+        raise ValueError("score is NaN or infinite at a candidate; mask what is no candidate.")
     ordered = score.detach().masked_fill(empty, -math.inf).argsort(dim=1, descending=True, stable=True)
     wide = torch.promote_types(score.dtype, torch.float32)  # half precision has no rank 257
     places = torch.arange(1, score.shape[1] + 1, dtype=wide, device=score.device)

@@ -131,3 +131,14 @@ def test_edges_of_the_input() -> None:
         atss(ANCHORS * math.nan, LEVELS, BOXES)
     with pytest.raises(ValueError, match="k must"):
         atss(ANCHORS, LEVELS, BOXES, 0)
+
+
+def test_boxes_of_two_precisions_are_compared_in_the_wider_one() -> None:
+    anchors = torch.tensor([[0.0, 0.0, 2.0, 2.0], [1.0, 1.0, 3.0, 3.0], [4.0, 4.0, 6.0, 6.0]])
+    boxes = torch.tensor([[0.0, 0.0, 2.0, 3.0]])
+    expected, threshold = atss(anchors, [3], boxes, 2)
+    for kind in (torch.float64, torch.bfloat16):
+        assigned, found = atss(anchors, [3], boxes.to(kind), 2)
+        assert assigned.tolist() == expected.tolist()
+        assert float(found) == pytest.approx(float(threshold))
+        assert atss(anchors.to(kind), [3], boxes.to(kind), 2)[0].tolist() == expected.tolist()

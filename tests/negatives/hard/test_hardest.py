@@ -151,3 +151,17 @@ def test_the_dual_view_loss_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="finite"):
         dual_view_loss(q, q, queue * math.nan, 1)
     assert float(dual_view_loss(q, q, queue[:0], 1)) == pytest.approx(0)
+
+
+def test_expected_counts_of_other_shapes_are_refused_in_words() -> None:
+    for shape in ((2, 4), (3, 5), (1, 3, 4)):
+        with pytest.raises(ValueError, match=r"log_expected of shape .* does not broadcast"):
+            hardest(torch.zeros(3, 4), 2, log_expected=torch.zeros(shape))
+
+
+def test_views_of_two_precisions_meet_in_the_wider_one() -> None:
+    g = torch.Generator().manual_seed(0)
+    query, key, queue = (torch.randn(n, 4, generator=g) for n in (3, 3, 6))
+    expected = float(dual_view_loss(query, key, queue, 2))
+    for mixed in ((query.double(), key, queue), (query, key, queue.double())):
+        assert float(dual_view_loss(*mixed, 2)) == pytest.approx(expected, rel=1e-5)

@@ -137,3 +137,8 @@ def test_layers_that_do_not_fit_are_refused() -> None:
         mixgcf(USER, ITEM, OTHERS, "max")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="finite"):
         mixgcf(USER, ITEM * math.nan, OTHERS)
+
+
+def test_a_queue_of_another_precision_is_mixed_in_the_wider_one() -> None:
+    made = mochi(QUERY, QUEUE.float(), 2, 3, 3, generator=seeded())
+    torch.testing.assert_close(made, mochi(QUERY, QUEUE, 2, 3, 3, generator=seeded()), atol=1e-6, rtol=1e-5)

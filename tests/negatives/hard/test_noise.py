@@ -132,3 +132,11 @@ def test_what_does_not_fit_is_refused() -> None:
         noise_negatives(QUERY, POSITIVE, 1, std=0.0)
     with pytest.raises(ValueError, match="NaN"):
         suspects(torch.tensor([[math.nan]]), 0.5)
+
+
+def test_vectors_of_two_precisions_meet_in_the_wider_one() -> None:
+    g = torch.Generator().manual_seed(0)
+    query, positive, noise = (torch.randn(n, 4, generator=g) for n in (3, 3, 5))
+    expected = float(dclr_loss(query, positive, noise=noise))
+    for mixed in ((query.double(), positive, noise), (query, positive, noise.double())):
+        assert float(dclr_loss(*mixed[:2], noise=mixed[2])) == pytest.approx(expected, rel=1e-5)

@@ -80,3 +80,11 @@ def test_what_does_not_fit_is_refused() -> None:
         self_aware(SCORE, OF_POSITIVE, 2, 0.9, OWNER, SCORE, 0.5)
     with pytest.raises(ValueError, match="NaN"):
         self_aware(SCORE, OF_POSITIVE, 2, math.nan)
+
+
+def test_a_mask_that_does_not_fit_is_refused_in_words() -> None:
+    score, positive = torch.zeros(2, 3), torch.ones(2)
+    with pytest.raises(ValueError, match=r"mask of shape .* does not broadcast"):
+        self_aware(score, positive, 2, mask=torch.zeros(2, 4, dtype=torch.bool))
+    with pytest.raises(TypeError, match="mask must be bool"):
+        self_aware(score, positive, 2, mask=torch.zeros(2, 3))

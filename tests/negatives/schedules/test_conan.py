@@ -75,3 +75,16 @@ def test_inputs_stay_as_they_are_and_wrong_ones_are_refused() -> None:
             conan_replace(*arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="factor"):
         conan_replace(score, score, place, cursor, 9, factor=0.9)
+
+
+@pytest.mark.parametrize("length", [torch.tensor([5]), torch.tensor([5, 6, 7]), torch.tensor([[5, 6]])])
+def test_lists_of_other_numbers_of_queries_are_refused_in_words(length: torch.Tensor) -> None:
+    score = torch.zeros(2, 3)
+    position, cursor = torch.arange(3).repeat(2, 1), torch.full((2,), 3)
+    if length.shape == (1,):
+        assert conan_replace(score, score, position, cursor, length).cursor.shape == (2,)
+        with pytest.raises(ValueError, match=r"cursors \(B,\)"):
+            conan_replace(score, score, position, cursor[:1], length)
+    else:
+        with pytest.raises(ValueError, match="length must be one number"):
+            conan_replace(score, score, position, cursor, length)

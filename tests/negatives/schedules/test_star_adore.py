@@ -164,3 +164,16 @@ def test_half_precision_keeps_the_ranks_of_long_lists() -> None:
     relevant[0, 500] = True
     want = adore_loss(score.bfloat16().double(), relevant)
     assert adore_loss(score.bfloat16(), relevant).item() == pytest.approx(want.item(), rel=0.02)
+
+
+def test_candidates_without_a_finite_score_are_refused() -> None:
+    relevant = torch.tensor([[True, False, False]])
+    for wrong in (math.inf, -math.inf, math.nan):
+        score = torch.tensor([[0.1, 0.2, wrong]])
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            adore_loss(score, relevant)
+        assert bool(adore_loss(score, relevant, ~score.isfinite()).isfinite())
+    with pytest.raises(TypeError, match="score must be floating"):
+        adore_loss(torch.tensor([[1, 2, 3]]), relevant)
+    with pytest.raises(TypeError, match="floating point"):
+        star_loss(torch.zeros(1), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2))
