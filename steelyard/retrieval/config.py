@@ -124,6 +124,11 @@ class TrainConfig:
                 f"The loss {self.loss!r} wants cosines and a fixed temperature: give --loss softmax, or leave "
                 "--similarity and --learn-temperature."
             )
+        if self.loss.split(":")[0] == "gbce" and self.negatives not in ("uniform", "everything"):
+            raise ValueError(
+                f"The loss gbce is calibrated for uniform negatives, and they are {self.negatives!r}: leave "
+                "--negatives, or take another loss."
+            )
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {self.decay}.")
         if not 0 <= self.dropout < 1:

@@ -55,6 +55,10 @@ def of_length_one(vectors: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Vectors of length 1 or 0, and a bool mask of the zero vectors, (n,).
     """
+    largest = vectors.abs().amax(1, keepdim=True)
+    far = (largest > 1e15) | ((largest < 1e-15) & (largest > 0))  # squares of such entries leave float32
+    if bool(far.any()):
+        vectors = torch.where(far, vectors / largest, vectors)
     length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     return vectors / length.clamp(min=torch.finfo(vectors.dtype).tiny), length.squeeze(1) == 0
 

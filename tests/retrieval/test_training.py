@@ -376,6 +376,7 @@ def test_data_that_cannot_be_trained_on_is_refused() -> None:
         ({"loss": "bpl"}, "loss must be one of softmax, bsl"),
         ({"loss": "bsl:-1"}, "number of bsl"),
         ({"loss": "gbce:2"}, "number of gbce"),
+        ({"loss": "gbce", "negatives": "popularity:0.75"}, "calibrated for uniform negatives"),
         ({"loss": "softmax:2"}, "takes no number"),
         ({"loss": "bsl:1.2", "similarity": "dot"}, "give --loss softmax"),
         ({"negatives": "topp"}, "Unknown negatives"),
