@@ -129,7 +129,7 @@ def command(
 
     if model is not None and model not in DEFAULTS:
         raise ValueError(f"Unknown model {model!r}; there are mf and text, vectors and sequence.")
-    frozen = _Frozen(model, query_vectors, document_vectors, encoder)
+    frozen = GivenVectors(model, query_vectors, document_vectors, encoder)
     if demo:
         pairs, held = documentation_pairs(), None
     elif frozen.files is not None:
@@ -171,7 +171,7 @@ def command(
     typer.echo(f"Model in {folder}, report in {report}.")
 
 
-class _Frozen:
+class GivenVectors:
     """What the model `vectors` is given: two files, or the name of a sentence encoder."""
 
     def __init__(

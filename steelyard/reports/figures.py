@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,28 +15,44 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-INK, ACCENT, SECOND, PALE = "#22303c", "#0f6b6b", "#c4622d", "#9aa7b0"
-BASE_COLOURS = (ACCENT, PALE, SECOND, "#6b5b95")
+INK, ACCENT, SECOND, PALE, VIOLET, GRID = "#22303c", "#0f6b6b", "#c4622d", "#9aa7b0", "#6b5b95", "#e8ecee"
+BASE_COLOURS = (ACCENT, PALE, SECOND, VIOLET)
+VARIABLES = {INK: "ink", ACCENT: "accent", SECOND: "second", PALE: "faint", VIOLET: "violet", GRID: "grid"}
+"""The page's names of the colours, by which it changes them in the dark."""
 
 
-def _new(width: float = 5.2, height: float = 2.9) -> tuple[Figure, Axes]:
+def new_figure(width: float = 5.2, height: float = 2.9, *, grid: str = "y") -> tuple[Figure, Axes]:
+    """An empty picture; half the page wide as it is, 10.6 for the whole."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(PALE)
     axes.tick_params(colors=INK, labelsize=8, length=3)
-    axes.grid(axis="y", color="#e8ecee", linewidth=0.8)
+    axes.grid(axis=grid, color=GRID, linewidth=0.8)  # type: ignore[arg-type]
     axes.set_axisbelow(True)
     return figure, axes
 
 
-def _svg(figure: Figure) -> str:
+def name_axes(axes: Axes, x: str = "", y: str = "") -> None:
+    """Say what the axes are."""
+    axes.set_xlabel(x, fontsize=9, color=INK)
+    axes.set_ylabel(y, fontsize=9, color=INK)
+
+
+def svg_of(figure: Figure) -> str:
+    """The picture as SVG for a page: colours by the page's names, no metadata, and no names that other pictures have."""
     buffer = io.StringIO()
     with matplotlib.rc_context(
         {"svg.fonttype": "none", "svg.hashsalt": "steelyard", "font.family": "sans-serif"}
     ):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
-    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    text = buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", text)
+    for colour, name in VARIABLES.items():
+        text = text.replace(colour, f"var(--{name}, {colour})")
+    kind = "wide" if figure.get_figwidth() > 7 else "half"
+    return text.replace("<svg ", f'<svg class="{kind}" role="img" ', 1)
 
 
 def curve(
@@ -48,7 +65,7 @@ def curve(
     colour: str = ACCENT,
 ) -> str:
     """A line, with the chosen point marked."""
-    figure, axes = _new()
+    figure, axes = new_figure()
     axes.plot(x, y, color=colour, linewidth=1.6, marker="o" if len(x) < 60 else None, markersize=2.5)
     if mark is not None:
         axes.plot(
@@ -61,17 +78,16 @@ def curve(
             textcoords="offset points",
             ha="center",
             fontsize=8,
-            color=SECOND,
+            color=INK,
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel(label_x, fontsize=9, color=INK)
-    axes.set_ylabel(label_y, fontsize=9, color=INK)
-    return _svg(figure)
+    name_axes(axes, label_x, label_y)
+    return svg_of(figure)
 
 
 def metric_bars(rows: Mapping[str, Mapping[str, Mapping[str, float]]], names: Sequence[str]) -> str:
     """Groups of bars, one group a metric and one bar a row, with their intervals."""
-    figure, axes = _new(10.6, 3.0)
+    figure, axes = new_figure(10.6, 3.0)
     width = 0.8 / len(rows)
     for r, (row, values) in enumerate(rows.items()):
         means = [values[name]["mean"] for name in names]
@@ -86,12 +102,12 @@ def metric_bars(rows: Mapping[str, Mapping[str, Mapping[str, float]]], names: Se
         axes.errorbar(places, means, [below, above], fmt="none", ecolor=INK, elinewidth=1, capsize=2)
     axes.set_xticks(range(len(names)), names)
     axes.legend(frameon=False, fontsize=8, ncols=len(rows), loc="upper left", bbox_to_anchor=(0, 1.14))
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def slice_bars(slices: Sequence[Mapping[str, Any]], labels: Sequence[str], values: Sequence[float]) -> str:
     """One bar a popularity slice."""
-    figure, axes = _new()
+    figure, axes = new_figure()
     axes.bar(range(len(slices)), values, 0.6, color=ACCENT)
     for i, value in enumerate(values):
         axes.annotate(
@@ -105,14 +121,12 @@ def slice_bars(slices: Sequence[Mapping[str, Any]], labels: Sequence[str], value
         )
     axes.set_xticks(range(len(slices)), labels, fontsize=8)
     axes.set_ylabel("share found in the first 20", fontsize=9, color=INK)
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def error_bars(rows: Sequence[Mapping[str, Any]]) -> str:
     """For each proposal its bias with weights and without, and its noise."""
-    figure, axes = _new(10.6, 0.9 + 0.62 * len(rows))
-    axes.grid(axis="x", color="#e8ecee", linewidth=0.8)
-    axes.grid(axis="y", visible=False)
+    figure, axes = new_figure(10.6, 0.9 + 0.62 * len(rows), grid="x")
     kinds = (
         ("bias", "bias, weighed", ACCENT),
         ("bias_unweighed", "bias, unweighed", SECOND),
@@ -132,12 +146,12 @@ def error_bars(rows: Sequence[Mapping[str, Any]]) -> str:
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def cost_and_error(rows: Sequence[Mapping[str, Any]], error: Mapping[str, float]) -> str:
     """Each proposal as a point: microseconds a query, and the error of a step."""
-    figure, axes = _new(10.6, 3.6)
+    figure, axes = new_figure(10.6, 3.6)
     for i, row in enumerate(rows):
         x, y = max(row["microseconds"], 1e-3), error[row["name"]]
         axes.plot([x], [y], "o", color=BASE_COLOURS[i % 4], markersize=7)
@@ -146,65 +160,13 @@ def cost_and_error(rows: Sequence[Mapping[str, Any]], error: Mapping[str, float]
     axes.margins(x=0.18, y=0.2)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("microseconds to draw and score a query's candidates", fontsize=9, color=INK)
-    axes.set_ylabel("error of one step", fontsize=9, color=INK)
-    return _svg(figure)
-
-
-def interval_rows(rows: Sequence[tuple[str, Mapping[str, float], Sequence[float]]], label: str) -> str:
-    """One line a contender: its mean with the interval, and a dot for each seed."""
-    figure, axes = _new(10.6, 0.9 + 0.42 * len(rows))
-    axes.grid(axis="x", color="#e8ecee", linewidth=0.8)
-    axes.grid(axis="y", visible=False)
-    for i, (_, value, seeds) in enumerate(rows):
-        axes.plot([value["low"], value["high"]], [i, i], color=ACCENT, linewidth=2)
-        axes.plot([value["mean"]], [i], "o", color=ACCENT, markersize=7)
-        axes.plot(seeds, [i] * len(seeds), "|", color=SECOND, markersize=9)
-    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=9)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(label, fontsize=9, color=INK)
-    return _svg(figure)
-
-
-def query_scatter(first: Sequence[float], second: Sequence[float], label: str, other: str) -> str:
-    """A dot for each query, at most 2,000 of them evenly taken."""
-    figure, axes = _new()
-    step = max(1, len(first) // 2000)
-    axes.plot([0, 1], [0, 1], color=PALE, linewidth=1)
-    axes.plot(second[::step], first[::step], "o", color=ACCENT, markersize=2.5, alpha=0.35)
-    axes.set_xlabel(other, fontsize=9, color=INK)
-    axes.set_ylabel(label, fontsize=9, color=INK)
-    return _svg(figure)
-
-
-def tuning_traces(trials: Sequence[Mapping[str, Any]], names: Sequence[str], label: str) -> str:
-    """Validation scores of the settings of each contender against the epochs that they were given."""
-    figure, axes = _new(10.6, 3.4)
-    for c, name in enumerate(names):
-        mine = [t for t in trials if t["cell"] == c and t["seed"] == 0 and not t["tested"]]
-        colour = BASE_COLOURS[c % 4]
-        axes.plot(
-            [t["epochs"] for t in mine],
-            [t["validation"] for t in mine],
-            "o",
-            color=colour,
-            markersize=4,
-            alpha=0.5,
-        )
-        best: dict[int, float] = {}
-        for t in mine:
-            best[t["epochs"]] = max(best.get(t["epochs"], 0.0), t["validation"])
-        axes.plot(sorted(best), [best[e] for e in sorted(best)], color=colour, linewidth=1.5, label=name)
-    axes.set_xscale("log")
-    axes.set_xlabel("epochs", fontsize=9, color=INK)
-    axes.set_ylabel(label, fontsize=9, color=INK)
-    axes.legend(frameon=False, fontsize=8)
-    return _svg(figure)
+    name_axes(axes, "microseconds to draw and score a query's candidates", "error of one step")
+    return svg_of(figure)
 
 
 def weight_histogram(pictures: Mapping[str, Any]) -> str:
     """Log-weights of all rows and of the drawn ones, each as shares, on bins of equal width."""
-    figure, axes = _new()
+    figure, axes = new_figure()
     bins = len(pictures["all"])
     low, high = pictures["low"], max(pictures["high"], pictures["low"] + 1e-9)
     edges = [low + (high - low) * k / bins for k in range(bins + 1)]
@@ -215,19 +177,22 @@ def weight_histogram(pictures: Mapping[str, Any]) -> str:
         total = max(sum(values), 1)
         axes.stairs([v / total for v in values], edges, fill=True, color=colour, alpha=0.7, label=label)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("log-weight", fontsize=9, color=INK)
-    axes.set_ylabel("share of the rows", fontsize=9, color=INK)
+    name_axes(axes, "log-weight", "share of the rows")
     axes.legend(frameon=False, fontsize=8)
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def length_scatter(even: Sequence[Sequence[float]], drawn: Sequence[Sequence[float]]) -> str:
     """Tokens against log-weight: an even draw, and the selection."""
-    figure, axes = _new()
+    figure, axes = new_figure()
     for (x, y), label, colour in ((even, "even draw", PALE), (drawn, "drawn", ACCENT)):
         axes.plot([max(v, 1) for v in x], y, "o", color=colour, markersize=2.5, alpha=0.5, label=label)
+    values = sorted([*even[1], *drawn[1]])
+    if (
+        values and (low := values[len(values) // 100]) < values[-1]
+    ):  # a few far rows would press the others together
+        axes.set_ylim(low - 0.05 * (values[-1] - low), values[-1] + 0.05 * (values[-1] - low))
     axes.set_xscale("log")
-    axes.set_xlabel("tokens", fontsize=9, color=INK)
-    axes.set_ylabel("log-weight", fontsize=9, color=INK)
+    name_axes(axes, "tokens", "log-weight")
     axes.legend(frameon=False, fontsize=8)
-    return _svg(figure)
+    return svg_of(figure)

@@ -10,8 +10,10 @@ from markupsafe import Markup
 
 from steelyard.files import read_json
 from steelyard.reports.figures import SECOND, curve, metric_bars, slice_bars
+from steelyard.reports.histories import history_scatter
 from steelyard.reports.pages import write_page
 
+RECENT = 8
 SHOWN = ("recall@10", "recall@20", "ndcg@10", "ndcg@20", "hit_rate@10", "mrr")
 
 
@@ -70,9 +72,7 @@ def _content(metrics: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, An
         "loss_note": "Sampled softmax with weighed negatives: an estimate of the full softmax loss."
         if settings["loss"] == "softmax"
         else f"{settings['loss']} with weighed negatives; the bilateral softmax (bsl) may fall below 0.",
-        "asker": "query" if text else "user",
-        "history": not text,
-        "examples": metrics["examples"],
+        "examples": [_case(example) for example in metrics["examples"]],
         "reading": _reading(reading),
         "settings": settings,
     }
@@ -83,6 +83,7 @@ def _figures(metrics: dict[str, Any], rows: dict[str, Any], steps: list[dict[str
     scored = [entry for entry in epochs if entry["validation"]]
     slices = metrics["popularity_slices"]
     names = [f"{_place(i, len(slices))}\n{s['items']:,} items" for i, s in enumerate(slices)]
+    users = metrics.get("per_user")
     at, loss = [s["step"] for s in steps], [s["loss"] for s in steps]
     return {
         "metrics": metric_bars(rows, SHOWN),
@@ -102,6 +103,25 @@ def _figures(metrics: dict[str, Any], rows: dict[str, Any], steps: list[dict[str
         "slices": slice_bars(slices, names, [s["recall"] or 0.0 for s in slices])
         if sum(s["targets"] > 0 for s in slices) > 1
         else "",
+        "history": history_scatter(users["history"], users["values"], metric) if users else "",
+    }
+
+
+def _case(example: dict[str, Any]) -> dict[str, Any]:
+    """An example as `cases.html` takes it; older runs say neither how much a user took nor where the wanted stands."""
+    given = {
+        "name": "",
+        "score": example.get("score"),
+        "first": example.get("first"),
+        "given": example["given"],
+    }
+    return {
+        "query": example["user"],
+        "took": example.get("took"),
+        "history": example["history"][:RECENT],
+        "wants": example.get("wants", len(example["wanted"])),
+        "wanted": example["wanted"][:RECENT],
+        "cells": [given],
     }
 
 

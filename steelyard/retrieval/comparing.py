@@ -1,13 +1,11 @@
-"""Losses and negatives side by side: an equal tuning budget each, the test once, paired intervals."""
+"""Models, losses and negatives side by side: an equal tuning budget each, the test once, paired intervals."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +13,27 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from steelyard.evaluation import PairedDifference, count_ranks, paired_bootstrap, ranking_metrics
+from steelyard.evaluation import PairedDifference, paired_bootstrap
 from steelyard.evaluation.bootstrap import resampled_means
-from steelyard.files import alone_in, check_plan, read_json, replacing, write_json
-from steelyard.ray_engine import on_ray
-from steelyard.retrieval.config import DEFAULTS, TrainConfig
+from steelyard.files import alone_in, check_plan, check_writable, read_json, replacing, write_json
+from steelyard.ragged import Ragged
+from steelyard.retrieval.adapters import VECTORS, FrozenVectors, holds_other
+from steelyard.retrieval.config import TrainConfig
+from steelyard.retrieval.contenders import Cell, check_models, named, settings_of
+from steelyard.retrieval.encoding import SentenceEncoder
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.job import build, partition, validator
-from steelyard.retrieval.loop import fit
+from steelyard.retrieval.job import check_negatives, partition
 from steelyard.retrieval.measuring import Parts
+from steelyard.retrieval.racing import Ground, Race
+from steelyard.retrieval.sequences import histories
+from steelyard.retrieval.served import account, differing, worst
 
-SUMMARY, PLAN, UNITS, QUERIES = "compare.json", "plan.json", "units", "queries.parquet"
-TRIALS, SHRINK = 9, 3
-"""Settings tried in a cell, and what each rung of successive halving leaves: 9, 3, 1."""
-CUTOFFS = (10, 20)
+__all__ = ["Cell", "Compared", "compare"]
 
-
-@dataclass(frozen=True)
-class Cell:
-    """One contender: a loss with its negatives.
-
-    Args:
-        loss: as `TrainConfig.loss`.
-        negatives: as `TrainConfig.negatives`.
-    """
-
-    loss: str
-    negatives: str
-
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-        return f"{self.loss}, {self.negatives}"
+SUMMARY, PLAN, UNITS, QUERIES, PAGE = "compare.json", "plan.json", "units", "queries.parquet", "compare.html"
+VERSION = 2
+SHOWN_CELLS = 4
+UNIT_FILE = re.compile(r"[0-9a-f]{20}\.(json|safetensors)")
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,7 @@ class Compared:
     Args:
         summary: what `compare.json` holds.
         differences: every two cells on the same test queries.
-        scores: the test metric of each query under each cell, averaged over seeds.
+        scores: the test metric of each query under each cell, by the cell's name, averaged over seeds.
     """
 
     summary: dict[str, Any]
@@ -73,21 +60,23 @@ def compare(
     out: str | Path,
     seeds: int = 3,
     config: TrainConfig | None = None,
-    split_by: str = "random",
+    vectors: tuple[Any, Any] | None = None,
+    encoder: SentenceEncoder | None = None,
+    split_by: str | None = None,
     engine: str = "local",
     resume: bool = False,
     overwrite: bool = False,
     watch: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Compared:
-    """Compare losses and negatives at an equal tuning budget, with paired intervals on the test.
+    """Compare models, losses and negatives at an equal tuning budget, with paired intervals on the test.
 
     Each cell gets the same processor time. A short run tells how long an epoch takes in it, and thereby how many
     epochs its share allows. Nine settings (temperature, learning rate, dropout, power; the same nine points in
     all cells) race by successive halving on validation data: all for a ninth of the epochs, the best three for a
-    third, the best for all. The winner is trained with each seed, and only then is the test looked at, once a
-    seed. Metrics of a query are averaged over seeds; cells are compared query by query, corrected for the number
-    of comparisons.
+    third, the best for all. The winner is trained with each seed on everything outside the test, and only then is
+    the test looked at, once a seed. All cells rank the same catalogue for the same queries. Metrics of a query are
+    averaged over seeds; cells are compared query by query, corrected for the number of comparisons.
 
     Args:
         data: interactions, or (query, document) pairs.
@@ -96,8 +85,11 @@ def compare(
         minutes: processor minutes for all cells together, about.
         out: folder for `compare.json`, `queries.parquet` and the finished units.
         seeds: trainings of the winner of each cell.
-        config: settings that are the same for all; the defaults of the data's kind where None.
-        split_by: "random", "leave-last-out" or "time".
+        config: settings that are the same for all; the defaults of the first cell's model, or of the data's kind,
+            where None.
+        vectors: of the model "vectors" on ids: float (n_users, d) and (n_items, d), in the order of the ids.
+        encoder: of the model "vectors" on texts: what makes their vectors.
+        split_by: "random", "leave-last-out" or "time"; None is leave-last-out with the model "sequence", else random.
         engine: "local", or "ray" to share units among the workers of a Ray cluster.
         resume: go on with a killed comparison; finished units are not run again.
         overwrite: replace what an earlier one left.
@@ -109,282 +101,165 @@ def compare(
 
     Raises:
         FileExistsError: `out` holds something, and neither `resume` nor `overwrite` was given.
-        ValueError: fewer than two cells, one named twice, settings that do not fit, or another comparison to
-            resume.
+        ValueError: fewer than two cells, one named twice, models or settings that do not fit, or another comparison
+            to resume.
+        FloatingPointError: a cell's loss is finite under none of its settings.
         ImportError: the engine is not installed.
         OSError: no room to write.
+        Stopped: Ctrl-C; finished units are kept and `resume` goes on.
 
     Reference:
         Jamieson & Talwalkar (2016), Non-stochastic best arm identification and hyperparameter optimization,
         AISTATS (successive halving).
     """
     say = say or (lambda _: None)
-    base = config or TrainConfig.of("text" if data.is_text else "mf")
-    if len(cells) < 2 or len(set(cells)) < len(cells):
-        raise ValueError(f"A comparison needs two different cells at least, got {[c.name for c in cells]}.")
-    if not 0 < minutes < math.inf:
-        raise ValueError(f"minutes must be positive, got {minutes}.")
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}.")
-    if engine not in ("local", "ray"):
-        raise ValueError(f"engine must be local or ray, got {engine!r}.")
-    for cell in cells:
-        settings_of(base, cell, {})  # says what does not fit before anything is run
+    base = config or TrainConfig.of(_first_model(cells) or ("text" if data.is_text else "mf"))  # type: ignore[arg-type]
+    cells = list(cells)
+    full = named(base, cells)
+    models = {cell.model for cell in full}
+    split_by = split_by or ("leave-last-out" if "sequence" in models else "random")
+    _check_numbers(minutes, seeds, engine)
+    check_models(models, data, split_by, vectors=vectors is not None, encoder=encoder is not None)
+    given = None if vectors is None else FrozenVectors.given(*vectors, data)
     folder = Path(out).expanduser()
-    parts = partition(data, test, base, split_by)
+    _check_folder(folder, resume, overwrite)
+    for cell in cells:  # says what does not fit before anything is run
+        settings = settings_of(base, cell, {})
+        adapted = given if settings.model == "vectors" else None
+        check_negatives(adapted.settings(settings) if adapted else settings, data.item_counts())
+    parts = _parts(data, test, base, models, split_by)
+    notes = _notes(parts, "sequence" in models)
+    for note in notes:
+        say(note)
     plan = {
+        "version": VERSION,
         "data": data.fingerprint(),
         "test": parts.test.fingerprint(),
         "split": split_by,
-        "cells": [asdict(cell) for cell in cells],
+        "cells": [asdict(cell) for cell in full],
         "minutes": minutes,
         "seeds": seeds,
         "settings": base.to_dict(),
+        "vectors": None if given is None else given.fingerprint(),
+        "encoder": None if encoder is None else encoder.fingerprint(),
     }
-    _check_folder(folder, resume, overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
         _check_folder(folder, resume, overwrite)  # again: another comparison may have just finished
+        check_writable(folder)
         _open(folder, plan, resume)
-        run = _Race(parts, base, list(cells), minutes, seeds, folder, engine, watch, say)
-        return run.run()
+        if encoder is not None:
+            say(f"Encoding {data.n_users:,} queries and {data.n_items:,} documents with {encoder.name}.")
+            made = FrozenVectors.encoded(data, parts.test, encoder, folder / VECTORS, overwrite=overwrite)
+            given = replace(made, encoder=None)  # all texts are known: no run needs the encoder
+        race = Race(
+            Ground(parts, given), base, cells, minutes=minutes, seeds=seeds, folder=folder / UNITS, engine=engine,
+            watch=watch, say=say,
+        )  # fmt: skip
+        epochs = race.epochs()
+        winners = race.tune(epochs)
+        finals = race.finals(epochs, [settings for settings, _ in winners])
+        done = _conclude(race, epochs, winners, finals, folder)
+        done.summary.update(split=split_by, minutes=minutes, notes=notes)
+        write_json(folder / SUMMARY, done.summary)
+        return done
 
 
-def settings_of(base: TrainConfig, cell: Cell, changes: dict[str, Any]) -> TrainConfig:
-    """The settings of one run of a cell."""
-    values = base.to_dict() | {"loss": cell.loss, "negatives": cell.negatives, "patience": 0} | changes
-    if values["candidates"] == DEFAULTS[base.model].candidates:
-        values["candidates"] = None  # the default of the negatives
-    return TrainConfig.of(values.pop("model"), **values)
-
-
-def trials(base: TrainConfig, cell: Cell) -> list[dict[str, Any]]:
-    """Nine settings to race in a cell, the first the defaults; the same points in all cells.
-
-    The others are a Halton sequence around the defaults: temperature by a factor of 1/2 to 2, learning rate by 1/3
-    to 3, dropout 0 to 0.3, and for "bsl" without a number the power from 1 to 1.4.
-    """
-    found: list[dict[str, Any]] = [{}]
-    for i in range(1, TRIALS):
-        u, v, w, x = (_halton(i, prime) for prime in (2, 3, 5, 7))
-        changes: dict[str, Any] = {
-            "temperature": round(base.temperature * 2 ** (2 * u - 1), 4),
-            "lr": round(base.lr * 3 ** (2 * v - 1), 6),
+def _conclude(
+    race: Race,
+    epochs: list[int],
+    winners: list[tuple[dict[str, Any], float]],
+    finals: list[list[dict[str, Any]]],
+    folder: Path,
+) -> Compared:
+    """Average over seeds, compare every two cells, and write the queries down."""
+    metric, ground = race.base.metric, race.ground
+    scores = {
+        cell.name: _table(run["test"][metric] for run in runs).mean(0)
+        for cell, runs in zip(race.cells, finals, strict=True)
+    }
+    rows = [
+        _row(replace(cell, model=cell.model or race.base.model), metric, runs)
+        | {"name": cell.name, "settings": settings, "epochs": n, "validation": validation}
+        for cell, runs, n, (settings, validation) in zip(race.cells, finals, epochs, winners, strict=True)
+    ]
+    differences = paired_bootstrap(scores, seed=race.base.seed)
+    history = None if ground.parts.test.is_text else histories(ground.for_test().train)
+    _write_queries(folder / QUERIES, ground, history, scores)
+    order = sorted(range(len(rows)), key=lambda c: -rows[c]["test"][metric]["mean"])[:SHOWN_CELLS]
+    shown = [
+        {
+            "name": race.cells[c].name,
+            "score": scores[race.cells[c].name],
+            "first": _table(run["first"] for run in finals[c]).mean(0),
+            "given": race.lists(c, epochs[c], winners[c][0]),
         }
-        if base.model == "mf":
-            changes["dropout"] = round(0.3 * w, 3)
-        if cell.loss == "bsl":  # a power of the person's own stays
-            changes["loss"] = f"bsl:{1 + 0.4 * x:.2f}"
-        found.append(changes)
-    return found
+        for c in order
+    ]
+    units = [read_json(path) for path in sorted((folder / UNITS).glob("[0-9a-f]*.json"))]
+    for c, row in enumerate(rows):
+        row["spent_seconds"] = sum(unit["cpu_seconds"] for unit in units if unit["cell"] == c)
+    left_out = ("test", "first", "slices")
+    summary = {
+        "metric": metric,
+        "queries": len(ground.asked),
+        "items": ground.parts.test.n_items,
+        "seeds": race.seeds,
+        "spent_minutes": sum(row["spent_seconds"] for row in rows) / 60,
+        "settings": race.base.to_dict(),
+        "cells": rows,
+        "differences": [asdict(d) for d in differences],
+        "served": _served(ground, history, shown),
+        "trials": [{k: v for k, v in unit.items() if k not in left_out} for unit in units],
+    }
+    return Compared(summary, differences, scores)
 
 
-def _halton(i: int, prime: int) -> float:
-    value, share = 0.0, 1.0
-    while i:
-        share /= prime
-        value += share * (i % prime)
-        i //= prime
-    return value
+def _row(cell: Cell, metric: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the final runs of a cell say, averaged over seeds."""
+    each = {name: _table(run["test"][name] for run in runs) for name in runs[0]["test"]}
+    return asdict(cell) | {
+        "cpu_seconds": sum(run["cpu_seconds"] for run in runs) / len(runs),
+        "test": {name: interval(values.mean(0)) for name, values in each.items()},
+        "seeds": [float(v) for v in each[metric].mean(1)],
+        "slices": _mean_slices([run["slices"] for run in runs]),
+    }
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """One training: what a machine does at a time, and what is never done twice."""
-
-    cell: int
-    epochs: int
-    seed: int
-    changes: dict[str, Any]
-    tested: bool = False
-
-    @property
-    def key(self) -> str:
-        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=10).hexdigest()
+def _served(ground: Ground, history: Ragged | None, shown: list[dict[str, Any]]) -> dict[str, Any]:
+    """Queries to look at: the worst of the best cell, and those that it serves most unlike the next."""
+    one, two = shown[:2]
+    ahead, behind = differing(one["score"], two["score"], (one["first"], two["first"]))
+    chosen = {"worst": worst(one["score"], one["first"]), "ahead": ahead, "behind": behind}
+    return {
+        kind: account(rows, ground.asked, ground.parts.test, history, shown if kind == "worst" else shown[:2])
+        for kind, rows in chosen.items()
+    }
 
 
-class _Race:
-    """The units of a comparison, run once each, their results on disk."""
-
-    def __init__(
-        self,
-        parts: Parts,
-        base: TrainConfig,
-        cells: list[Cell],
-        minutes: float,
-        seeds: int,
-        folder: Path,
-        engine: str,
-        watch: Callable[[int, int], None] | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self.parts, self.base, self.cells = parts, base, cells
-        self.seconds, self.seeds, self.folder = 60 * minutes / len(cells), seeds, folder
-        self.engine, self.watch, self.say = engine, watch, say
-        self.total = len(cells) * (1 + TRIALS + SHRINK + 1 + seeds)
-        self.done = 0
-
-    def run(self) -> Compared:
-        epochs = self.epochs()
-        winners = self.tune(epochs)
-        finals = [
-            _Unit(c, epochs[c], seed, winners[c][0], tested=True)
-            for c in range(len(self.cells))
-            for seed in range(1, self.seeds + 1)
-        ]
-        return self.conclude(epochs, winners, self.results(finals))
-
-    def epochs(self) -> list[int]:
-        """How many epochs the share of each cell allows: nine trials, three, one and the seeds, a third each less."""
-        probes = [_Unit(c, 2, 0, {}) for c in range(len(self.cells))]
-        rounds = TRIALS / SHRINK**2 + SHRINK / SHRINK + 1 + self.seeds
-        found = []
-        for cell, result in zip(self.cells, self.results(probes), strict=True):
-            an_epoch = max(result["cpu_seconds"] / 2, 1e-3)
-            found.append(max(1, int(self.seconds / (rounds * an_epoch))))
-            self.say(f"{cell.name}: {an_epoch:.2f} s an epoch, {found[-1]} epochs.")
-            if found[-1] < 5:
-                self.say(f"{cell.name} has very few epochs in its share of the time; give a larger --budget.")
-        return found
-
-    def tune(self, epochs: list[int]) -> list[tuple[dict[str, Any], float]]:
-        """The best settings of each cell by validation, and their score."""
-        alive = [trials(self.base, cell) for cell in self.cells]
-        scores: list[list[float]] = []
-        for rung in range(3):
-            share = SHRINK ** (2 - rung)
-            units = [
-                [_Unit(c, max(1, epochs[c] // share), 0, changes) for changes in alive[c]]
-                for c in range(len(self.cells))
-            ]
-            flat = self.results([unit for row in units for unit in row])
-            results = iter(flat)
-            scores = [[next(results)["validation"] for _ in row] for row in units]
-            keep = max(1, len(alive[0]) // SHRINK)
-            for c, row in enumerate(scores):
-                order = sorted(range(len(row)), key=lambda i, row=row: -row[i])[:keep]  # type: ignore[misc]
-                alive[c] = [alive[c][i] for i in order]
-                scores[c] = [row[i] for i in order]
-        for cell, settings, score in zip(self.cells, alive, scores, strict=True):
-            self.say(
-                f"{cell.name}: {settings[0] or 'defaults'}, validation {self.base.metric} {score[0]:.4f}."
-            )
-        return [(settings[0], score[0]) for settings, score in zip(alive, scores, strict=True)]
-
-    def results(self, units: list[_Unit]) -> list[dict[str, Any]]:
-        """Results in the order of the units, each from disk if it is there."""
-        todo = [unit for unit in units if not self._file(unit).exists()]
-        self._advance(len(units) - len(todo))
-        run = self._on_ray if self.engine == "ray" else self._here
-        for unit, result in run(todo):
-            write_json(self._file(unit), asdict(unit) | result)
-            self._advance(1)
-        return [read_json(self._file(unit)) for unit in units]
-
-    def _here(self, units: list[_Unit]) -> Iterator[tuple[_Unit, dict[str, Any]]]:
-        for unit in units:
-            yield unit, train_unit(self.parts, self._settings(unit), unit.tested)
-
-    def _on_ray(self, units: list[_Unit]) -> Iterator[tuple[_Unit, dict[str, Any]]]:
-        pieces = [(self._settings(unit), unit.tested) for unit in units]
-        for place, result in on_ray(train_unit, self.parts, pieces):
-            yield units[place], result
-
-    def _settings(self, unit: _Unit) -> TrainConfig:
-        changes = unit.changes | {"epochs": unit.epochs, "seed": self.base.seed + unit.seed}
-        return settings_of(self.base, self.cells[unit.cell], changes)
-
-    def _file(self, unit: _Unit) -> Path:
-        return self.folder / UNITS / f"{unit.key}.json"
-
-    def _advance(self, count: int) -> None:
-        self.done += count
-        if self.watch is not None and count:
-            self.watch(self.done, self.total)
-
-    def conclude(
-        self,
-        epochs: list[int],
-        winners: list[tuple[dict[str, Any], float]],
-        finals: list[dict[str, Any]],
-    ) -> Compared:
-        """Average over seeds, compare every two cells, and write everything down."""
-        metric = self.base.metric
-        scores: dict[str, Tensor] = {}
-        rows: list[dict[str, Any]] = []
-        for c, cell in enumerate(self.cells):
-            mine = [result for result in finals if result["cell"] == c]
-            each = {
-                name: torch.tensor([r["test"][name] for r in mine], dtype=torch.float64)
-                for name in mine[0]["test"]
-            }
-            scores[cell.name] = each[metric].mean(0)
-            rows.append(
-                {
-                    "name": cell.name,
-                    **asdict(cell),
-                    "settings": winners[c][0],
-                    "epochs": epochs[c],
-                    "validation": winners[c][1],
-                    "cpu_seconds": sum(r["cpu_seconds"] for r in mine) / len(mine),
-                    "test": {name: interval(values.mean(0)) for name, values in each.items()},
-                    "seeds": [float(v) for v in each[metric].mean(1)],
-                }
-            )
-        differences = paired_bootstrap(scores, seed=self.base.seed)
-        with replacing(self.folder / QUERIES) as temporary:
-            pl.DataFrame({name: values.numpy() for name, values in scores.items()}).write_parquet(temporary)
-        units = [read_json(path) for path in sorted((self.folder / UNITS).glob("*.json"))]
-        summary = {
-            "metric": metric,
-            "queries": len(next(iter(scores.values()))),
-            "items": self.parts.train.n_items,
-            "seeds": self.seeds,
-            "minutes": self.seconds * len(self.cells) / 60,
-            "settings": self.base.to_dict(),
-            "cells": rows,
-            "differences": [asdict(d) for d in differences],
-            "trials": [{k: v for k, v in unit.items() if k != "test"} for unit in units],
-        }
-        write_json(self.folder / SUMMARY, summary)
-        return Compared(summary, differences, scores)
+def _write_queries(path: Path, ground: Ground, history: Ragged | None, scores: dict[str, Tensor]) -> None:
+    """The metric of each test query under each cell, averaged over seeds."""
+    asked = ground.asked
+    table: dict[str, Any] = {"query": ground.parts.test.user_ids.gather(asked.numpy())}
+    if history is not None:
+        table["history"] = history.counts[asked].numpy()
+    with replacing(path) as temporary:
+        pl.DataFrame(table | {name: values.numpy() for name, values in scores.items()}).write_parquet(
+            temporary
+        )
 
 
-def train_unit(parts: Parts, config: TrainConfig, tested: bool) -> dict[str, Any]:
-    """Train once; give the validation score of the last epoch, and for a final run the test metrics of each query.
+def _table(rows: Any) -> Tensor:
+    return torch.tensor(list(rows), dtype=torch.float64)
 
-    Args:
-        parts: training, validation and test pairs.
-        config: the settings.
-        tested: look at the test.
-    """
-    known = parts.train.known()
-    model = build(parts, config)
-    started = time.process_time()
-    fit(model, parts.train.users, parts.train.items, known, parts.train.item_counts(), config)
-    seconds = time.process_time() - started
-    score = validator(model, parts.validation, known, config.metric)()[config.metric]
-    result: dict[str, Any] = {"validation": score, "cpu_seconds": round(seconds, 3)}
-    if tested:
-        encoder: Any = model.encoder
-        targets = parts.test.known()
-        asked = (targets.counts > 0).nonzero().squeeze(1)
-        with torch.no_grad():
-            items = encoder.items(torch.arange(parts.train.n_items))
-            text = parts.test.is_text
-            queries = (
-                encoder.encode(parts.test.user_ids.cast(pl.String))
-                if text
-                else encoder.queries(torch.arange(parts.test.n_users))
-            )
-            ranks = count_ranks(
-                queries[asked], items, targets.take(asked), None if text else parts.seen.take(asked)
-            )
-        cut = sorted({*CUTOFFS, int(config.metric.partition("@")[2] or 20)})
-        found = ranking_metrics(ranks, targets.take(asked), k=tuple(cut))
-        wanted = {config.metric, *(f"{name}@{k}" for k in cut for name in ("recall", "ndcg"))}
-        result["test"] = {name: found.per_query(name).tolist() for name in sorted(wanted)}
-    return result
+
+def _mean_slices(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Recall by popularity, averaged over seeds; the slices are the same for all."""
+    return [
+        same[0]
+        | {"recall": None if same[0]["recall"] is None else sum(s["recall"] for s in same) / len(same)}
+        for same in zip(*runs, strict=True)
+    ]
 
 
 def interval(values: Tensor) -> dict[str, float]:
@@ -394,28 +269,100 @@ def interval(values: Tensor) -> dict[str, float]:
     return {"mean": float(values.mean()), "low": low, "high": high}
 
 
+def _first_model(cells: Sequence[Cell]) -> str:
+    return next((cell.model for cell in cells if cell.model), "")
+
+
+def _parts(
+    data: Interactions, test: Interactions | None, base: TrainConfig, models: set[str], split_by: str
+) -> Parts:
+    """What is trained on and asked, the same for all models."""
+    kind = "vectors" if "vectors" in models else "text" if data.is_text else "mf"
+    shared = {"validation": base.validation, "validation_users": base.validation_users, "seed": base.seed}
+    parts = partition(data, test, TrainConfig.of(kind, **shared), split_by)  # type: ignore[arg-type]
+    if int((parts.test.known().counts > 0).sum()) < 2:
+        raise ValueError("The test has one query only, and a comparison is made query by query: give more.")
+    return parts
+
+
+def _check_numbers(minutes: float, seeds: int, engine: str) -> None:
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"minutes must be positive, got {minutes}.")
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}.")
+    if engine not in ("local", "ray"):
+        raise ValueError(f"engine must be local or ray, got {engine!r}.")
+
+
+def _notes(parts: Parts, ordered: bool) -> list[str]:
+    """What a reader of the test should know."""
+    test = parts.test
+    found: list[str] = []
+    if test.is_text:
+        return found
+    asked = test.known().counts > 0
+    new = int((asked & (parts.seen.counts == 0)).sum())
+    if new:
+        found.append(f"{new:,} of {int(asked.sum()):,} test queries took nothing in training.")
+    times = (parts.train.times, parts.validation.times, test.times)
+    if ordered and all(t is not None for t in times):
+        users = torch.cat([parts.train.users, parts.validation.users])
+        latest = torch.full((test.n_users,), -math.inf, dtype=torch.float64)
+        latest.scatter_reduce_(0, users, torch.cat([times[0], times[1]]).double(), "amax")  # type: ignore[list-item]
+        early = int((times[2].double() < latest[test.users]).sum())  # type: ignore[union-attr]
+        if early:
+            found.append(
+                f"{early:,} of {len(test):,} test pairs are earlier than what their user did in training; the model "
+                "'sequence' is asked what comes after all of that."
+            )
+    return found
+
+
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     """Refuse what would be lost."""
     if resume and overwrite:
         raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
-    ours = {SUMMARY, PLAN, UNITS, QUERIES, "compare.html"}
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file; give --out a folder.")
+    ours = {SUMMARY, PLAN, UNITS, QUERIES, PAGE, VECTORS}
     found = {path.name for path in folder.iterdir() if path.name[0] != "."} if folder.exists() else set()
-    if found - ours:
+    foreign = sorted(found - ours)
+    if UNITS in found:
+        inside = list((folder / UNITS).iterdir()) if (folder / UNITS).is_dir() else [folder / UNITS]
+        foreign += sorted(
+            str(path.relative_to(folder))
+            for path in inside
+            if not (UNIT_FILE.fullmatch(path.name) or path.name.endswith(".part"))
+        )
+    if VECTORS in found and holds_other(folder / VECTORS):
+        foreign.append(VECTORS)
+    if foreign:
         raise FileExistsError(
-            f"{folder} holds {sorted(found - ours)[0]}, which is no part of a comparison; give another --out."
+            f"{folder} holds {foreign[0]}, which is no part of a comparison; give another --out."
         )
     if found and not (resume or overwrite):
         raise FileExistsError(
             f"{folder} is not empty; give --resume to go on, --overwrite to start anew, or another --out."
         )
+    if resume and found and PLAN not in found:
+        raise FileExistsError(f"{folder} holds no comparison to resume; give --overwrite, or another --out.")
 
 
 def _open(folder: Path, plan: dict[str, Any], resume: bool) -> None:
-    """Write the plan, or check that an unfinished comparison had the same."""
+    """Write the plan, or check that an unfinished comparison had the same; remove what was half written."""
     if resume and (folder / PLAN).exists():
+        before = read_json(folder / PLAN)
+        if isinstance(before, dict) and before.get("version") != VERSION:
+            raise ValueError(
+                f"The comparison in {folder} was begun by another version of steelyard, whose runs do not compare "
+                "with those of this one: finish it there, or give --overwrite."
+            )
         check_plan(folder / PLAN, plan)
+        for path in [*folder.glob(".*.part"), *(folder / UNITS).glob(".*.part")]:
+            path.unlink()
         return
     (folder / UNITS).mkdir(parents=True, exist_ok=True)
-    for path in [*(folder / UNITS).iterdir(), folder / SUMMARY, folder / QUERIES]:
+    kept = [folder / name for name in (PLAN, SUMMARY, QUERIES, PAGE)]
+    for path in [*kept, *folder.glob(".*.part"), *(folder / UNITS).iterdir()]:
         path.unlink(missing_ok=True)
     write_json(folder / PLAN, plan)

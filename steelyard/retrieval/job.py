@@ -105,7 +105,7 @@ def train(
     parts = partition(data, test, config, split_by)
     if frozen is not None:
         config = frozen.settings(config)
-    _check_negatives(config, parts.train.item_counts())
+    check_negatives(config, parts.train.item_counts())
     with ExitStack() as held:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def _encoded(
     )  # fmt: skip
 
 
-def _check_negatives(config: TrainConfig, counts: Tensor) -> None:
+def check_negatives(config: TrainConfig, counts: Tensor) -> None:
     """Say what is wrong with the negatives before anything is touched."""
     generator = config.generator(0)
     if adapts(config.negatives):  # a small catalogue tells a wrong name or number

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from steelyard.evaluation import Ranks, count_ranks, ranking_metrics, ranks_from_lists, recall_by_popularity
+from steelyard.evaluation import (
+    RankingMetrics,
+    Ranks,
+    count_ranks,
+    ranking_metrics,
+    ranks_from_lists,
+    recall_by_popularity,
+)
 from steelyard.ragged import Ragged
 from steelyard.retrieval.adapters import VectorTowers
 from steelyard.retrieval.bm25 import bm25_available, bm25_ranking
@@ -17,10 +24,12 @@ from steelyard.retrieval.index import top_k
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.loop import Counters
 from steelyard.retrieval.retriever import Retriever
+from steelyard.retrieval.sequences import histories
 
 CUTOFFS = (5, 10, 20, 50)
 BM25_DEPTH = 100
-EXAMPLES, SHOWN = 8, 20
+EXAMPLES, WORST, SHOWN = 6, 3, 20
+PER_USER = 5000
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,8 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
     test, config = parts.test, retriever.config
     targets = test.known()
     ranks = retriever.ranks(test)
-    result = ranking_metrics(ranks, targets, k=CUTOFFS)
+    cut = int(config.metric.partition("@")[2])
+    result = ranking_metrics(ranks, targets, k=tuple(sorted({*CUTOFFS, cut})))
     counts = parts.train.item_counts()
     baselines = {"chance": _constant(torch.zeros_like(counts), targets, parts.seen)}
     if retriever.item_texts is None:
@@ -71,7 +81,8 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
         "epochs": counters.history,
         "best_epoch": counters.best_epoch,
         "best_validation": {config.metric: counters.best_score},
-        "examples": examples(retriever, parts, ranks),
+        "per_user": None if retriever.seen is None else per_user(result, parts.seen, config.metric),
+        "examples": examples(retriever, parts, ranks, result),
         "training": config.to_dict(),
         "temperature": float(torch.exp(-retriever.model.log_scale.detach())),
     }
@@ -83,18 +94,25 @@ def _constant(score: Tensor, targets: Ragged, seen: Ragged) -> dict[str, dict[st
     return ranking_metrics(ranks, targets, k=CUTOFFS).to_dict()
 
 
-def examples(retriever: Retriever, parts: Parts, ranks: Ranks) -> list[dict[str, Any]]:
-    """A few test users, from well served to badly served: what they took, what they would be given."""
-    targets = parts.test.known()
-    users = (targets.counts > 0).nonzero().squeeze(1)
-    if not len(users):
-        return []
-    best = torch.full((len(targets),), 2**62).scatter_reduce(0, targets.row_index(), ranks.above, "amin")[
-        users
-    ]
-    chosen = users[best.argsort(stable=True)][
-        torch.linspace(0, len(users) - 1, min(EXAMPLES, len(users))).long()
-    ]
+def per_user(result: RankingMetrics, seen: Ragged, metric: str) -> dict[str, list[Any]]:
+    """What each test user took in training and how well it is served; at most 5,000 users, evenly taken."""
+    step = -(-result.n_queries // PER_USER)
+    values = result.per_query(metric)[::step]
+    return {"history": seen.counts[result.queries[::step]].tolist(), "values": values.tolist()}
+
+
+def examples(
+    retriever: Retriever, parts: Parts, ranks: Ranks, result: RankingMetrics
+) -> list[dict[str, Any]]:
+    """A few test users, from well served to badly served, the worst three among them: what they took, what they would be given."""
+    targets, users = parts.test.known(), result.queries
+    best = torch.full((len(targets),), 2**62).scatter_reduce(0, targets.row_index(), ranks.above, "amin")
+    order = best[users].argsort(stable=True)
+    places = torch.linspace(0, len(users) - 1, min(EXAMPLES, len(users))).long()
+    worst = torch.arange(max(0, len(users) - WORST), len(users))
+    places = torch.unique(torch.cat([places, worst]))
+    chosen, values = users[order][places], result.per_query(retriever.config.metric)[order][places]
+    history = None if retriever.seen is None else _histories(parts)
     exclude = None if retriever.seen is None else retriever.seen.take(chosen)
     _, answers = top_k(
         retriever.query_vectors(parts.test)[chosen], retriever.item_vectors, 10, exclude=exclude
@@ -102,16 +120,34 @@ def examples(retriever: Retriever, parts: Parts, ranks: Ranks) -> list[dict[str,
     return [
         {
             "user": parts.test.user_ids[row],
-            "history": [] if retriever.seen is None else _items(retriever, retriever.seen.row(row)[:SHOWN]),
+            "took": None if history is None else len(history.row(row)),
+            "history": [] if history is None else _items(retriever, history.row(row)[-SHOWN:].flip(0)),
+            "wants": len(targets.row(row)),
             "wanted": _items(retriever, targets.row(row)[:SHOWN]),
+            "score": value,
+            "first": int(best[row]) + 1,
             "given": [
                 {"item": retriever.item_ids[item], "wanted": bool((targets.row(row) == item).any())}
                 for item in given.tolist()
                 if item >= 0
             ],
         }
-        for row, given in zip(chosen.tolist(), answers, strict=True)
+        for row, value, given in zip(chosen.tolist(), values.tolist(), answers, strict=True)
     ]
+
+
+def _histories(parts: Parts) -> Ragged:
+    """What each user took outside the test, in the order of time."""
+    kept, held = parts.train, parts.validation
+    timed = kept.times is not None and held.times is not None
+    both = replace(
+        kept,
+        users=torch.cat([kept.users, held.users]),
+        items=torch.cat([kept.items, held.items]),
+        weights=None,
+        times=torch.cat([kept.times, held.times]) if timed else None,  # type: ignore[list-item]
+    )
+    return histories(both)
 
 
 def _items(retriever: Retriever, rows: Tensor) -> list[Any]:
