@@ -58,7 +58,8 @@ def test_the_answer_shown_is_the_beginning_of_a_json_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "page"), [("mine", "negatives.md"), ("audit", "negatives.md"), ("compare", "losses.md")]
+    ("name", "page"),
+    [("mine", "negatives.md"), ("audit", "negatives.md"), ("compare", "losses.md"), ("select", "select.md")],
 )
 def test_the_guides_name_every_option(name: str, page: str) -> None:
     guide = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
@@ -76,6 +77,15 @@ def test_the_guide_to_negatives_names_every_proposal() -> None:
     guide = (Path(__file__).parents[1] / "docs" / "negatives.md").read_text(encoding="utf-8")
     for name in PROPOSALS:
         assert f"`{name}" in guide
+
+
+def test_the_guide_to_selection_names_every_scorer_and_design() -> None:
+    from steelyard.selection.designs import DESIGNS
+    from steelyard.selection.scorers import SCORERS
+
+    guide = (Path(__file__).parents[1] / "docs" / "select.md").read_text(encoding="utf-8")
+    for name in (*SCORERS, *DESIGNS):
+        assert f"| `{name}`" in guide
 
 
 def test_the_guide_to_losses_names_every_loss_that_trains() -> None:
