@@ -25,6 +25,8 @@ SAMPLE = 5_000
 """Rows at most whose texts are looked at again."""
 TOKENS = 2_000_000
 """Tokens at most of them."""
+HEAD = 2_000
+"""Characters of a text that count in the divergences: one long text would outweigh hundreds of others."""
 DISGUISE = 0.8
 """A draw of which more than this share comes again with another seed is hardly random."""
 
@@ -37,7 +39,7 @@ def check_weights(weights: Weights, drawn: Drawn) -> dict[str, Any]:
         drawn: the draw.
 
     Returns:
-        `effective_rows` of the weights as they are and `effective_rows_tempered` as they drew; `khat` of the
+        `rows` long enough, and how many different `texts` they are; `effective_rows` of the weights as they are and `effective_rows_tempered` as they drew; `khat` of the
         weights with its threshold; `length_correlation` of log-weight and tokens; `drawn_again`: the share of
         the draw that another seed would draw too, by its inclusion probabilities; `among_top`: the share that
         stands among the n highest scores; `effective_draws`: effective number of drawn rows under their
@@ -48,13 +50,14 @@ def check_weights(weights: Weights, drawn: Drawn) -> dict[str, Any]:
     tempered = weights.kept * weights.exponent
     return {
         "rows": weights.rows,
+        "texts": weights.texts,
         "short": weights.short,
         "effective_rows": histogram.effective_size(),
         "exponent": weights.exponent,
         "effective_rows_tempered": histogram.effective_size(weights.exponent),
         "khat": _shape(weights.kept),
         "khat_tempered": _shape(tempered),
-        "khat_threshold": float(khat_threshold(max(len(weights.kept), 1))),
+        "khat_threshold": max(float(khat_threshold(max(len(weights.kept), 1))), 0.0),
         "length_correlation": weights.correlation,
         "drawn_again": float(np.exp(drawn.log_probability).sum()) / n if n else 0.0,
         "among_top": float((drawn.rows["log_w"] >= histogram.nth_largest(n)).mean()) if n else 0.0,
@@ -79,7 +82,8 @@ def check_texts(
         target: n-grams of the target; None leaves the divergences out.
 
     Returns:
-        `looked_at` rows; `kl_reduction` in nats an n-gram; `near_duplicates`, the share of rows that share 80 %
+        `looked_at` rows; `kl_reduction` in nats an n-gram, from equally many n-grams of the beginnings of the
+        texts on both sides; `near_duplicates`, the share of rows that share 80 %
         of their word 5-grams with an earlier one, None where rensa is not installed.
     """
     rows, even = _sample(drawn.rows), _sample(drawn.uniform)
@@ -90,7 +94,7 @@ def check_texts(
     with contextlib.suppress(ImportError):
         found["near_duplicates"] = float((near_duplicates(texts[0]) >= 0).mean()) if size else 0.0
     if target is not None:
-        drawn_counts, even_counts = (ngrams.counts(part) for part in texts)
+        drawn_counts, even_counts = _counts(texts, ngrams)
         reducible = drawn_counts.any() and even_counts.any()
         found["kl_reduction"] = kl_reduction(target, even_counts, drawn_counts) if reducible else None
     return found
@@ -103,13 +107,14 @@ def verdicts(found: dict[str, Any], config: SelectConfig) -> list[str]:
         found: as the two checks gave it.
         config: the settings.
     """
-    said, n, design = [], config.n, config.design
+    n, design = config.n, config.design
+    said, texts = unmet(found, config), found["texts"]
     again, effective = found["drawn_again"], found["effective_rows_tempered"]
-    wanted = min(4 * n, max(found["rows"] // 2, 1))
+    wanted = min(4 * n, max(texts // 2, 1))
     mend = f"--temper length,again=0.5 for a draw half of which is chance, --temper ess={wanted} for even weights"
-    if design in ("resample", "poisson") and again > DISGUISE and n < found["rows"] / 2:
+    if design in ("resample", "poisson") and again > DISGUISE and n < texts / 2:
         said.append(
-            f"The weights are worth {effective:,.1f} of {found['rows']:,} rows: {again:.0%} of the draw would come "
+            f"The weights are worth {effective:,.1f} of {texts:,} rows: {again:.0%} of the draw would come "
             f"again with any seed, so that it is the top {n:,} in disguise. Temper the weights ({mend}), or cut "
             "the texts to equal length."
         )
@@ -140,12 +145,54 @@ def verdicts(found: dict[str, Any], config: SelectConfig) -> list[str]:
     return said
 
 
+def unmet(found: dict[str, Any], config: SelectConfig) -> list[str]:
+    """What tempering was to reach and could not."""
+    if config.wanted is None:
+        return []
+    (name, value), design = config.wanted, config.design
+    if design == "top":
+        return [
+            "The design top leaves nothing to chance: ess and again have no say in it. Take --design resample."
+        ]
+    if name == "ess":
+        rows = value if value >= 1 else value * found["texts"]
+        if found["effective_rows_tempered"] > rows * (1 - 1e-6):
+            return []
+        return [
+            f"ess={rows:,.0f} is more than the {found['texts']:,} different texts: all weights were made equal."
+        ]
+    if design == "stratified":
+        return [
+            f"again={value:g} is reckoned for the designs resample and poisson; by strata another seed would draw "
+            f"{found['drawn_again']:.0%} of the rows again."
+        ]
+    if found["exponent"] == 0:
+        return [
+            f"again={value:g} cannot be reached: an even draw of {config.n:,} from {found['texts']:,} texts has more "
+            "in common with the next. All weights were made equal."
+        ]
+    return []
+
+
 def _sample(rows: NDArray[Any]) -> NDArray[Any]:
-    """An even part of rows, bounded in number and tokens, in the order of the corpus."""
+    """An even part of rows, bounded in number and tokens, of which any beginning is an even part, too."""
     order = np.argsort(rows["content"], kind="stable")[:SAMPLE]
     fits = int(np.searchsorted(np.cumsum(rows["tokens"][order].astype(np.int64)), TOKENS, side="right"))
-    taken = rows[order[: max(fits, 1)]]
-    return taken[np.lexsort((taken["line"], taken["block"]))]
+    return rows[order[: max(fits, 1)]]
+
+
+def _counts(parts: Sequence[Sequence[str]], ngrams: HashedNgrams) -> list[NDArray[np.int64]]:
+    """N-grams of texts by bucket, from the beginnings of so many texts that all parts have about equally many.
+
+    A model of more n-grams is nearer to anything, so that without this the longer texts would win.
+    """
+    heads = [[text[:HEAD] for text in part] for part in parts]
+    sizes = [np.cumsum(ngrams.grams_of(ngrams.scores(part, np.zeros(ngrams.buckets))[1])) for part in heads]
+    least = min((int(size[-1]) for size in sizes if len(size)), default=0)
+    return [
+        ngrams.counts(part[: int(np.searchsorted(size, least)) + 1])
+        for part, size in zip(heads, sizes, strict=True)
+    ]
 
 
 def _texts(rows: NDArray[Any], blocks: Sequence[Block], text_field: str) -> list[str]:

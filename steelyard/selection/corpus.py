@@ -51,24 +51,38 @@ class Block:
     changed: int
 
 
-def find_files(paths: Sequence[str | Path]) -> list[Path]:
+def find_files(paths: Sequence[str | Path], *, besides: Path | None = None) -> list[Path]:
     """The files that paths, folders and patterns name, each once, sorted within each.
 
     Args:
-        paths: files, folders (searched through and through) or patterns such as "data/*.jsonl.gz".
+        paths: files, folders (searched through and through, but for names that begin with a dot) or patterns
+            such as "data/*.jsonl.gz".
+        besides: a folder in which nothing is looked for: that of the output.
 
     Returns:
-        Paths of files of a known kind.
+        Absolute paths of files of a known kind, by the names under which they were found.
 
     Raises:
         FileNotFoundError: nothing there.
-        ValueError: a file of an unknown kind that was named, or a folder without any of a known kind.
+        ValueError: a file of an unknown kind that was named, a folder without any of a known kind, or a path
+            within `besides`.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
+    out = besides.resolve() if besides else None
     for given in paths:
         path = Path(given).expanduser()
+        if out and path.resolve().is_relative_to(out):
+            raise ValueError(
+                f"{path} lies in the output folder {besides}, where it would be replaced; give --out another place."
+            )
         if path.is_dir():
-            inside = [p for p in sorted(path.rglob("*")) if p.is_file() and kind_of(p) and p.name[0] != "."]
+            inside = [
+                p
+                for p in sorted(path.rglob("*"))
+                if kind_of(p)
+                and not any(part[0] == "." for part in p.relative_to(path).parts)
+                and p.is_file()
+            ]
             if not inside:
                 raise ValueError(f"{path} has no file that ends in {', '.join(KINDS)}, plain or compressed.")
         elif path.is_file():
@@ -83,8 +97,10 @@ def find_files(paths: Sequence[str | Path]) -> list[Path]:
                     f"{file} is of no known kind: names end in {', '.join(KINDS)}, and then in "
                     f"{', '.join(COMPRESSIONS)} where they are compressed."
                 )
-            found[file.resolve()] = None
-    return list(found)
+            real = file.resolve()
+            if not (out and real.is_relative_to(out)):
+                found.setdefault(real, file.absolute())
+    return list(found.values())
 
 
 def kind_of(path: Path) -> tuple[Kind, str | None] | None:

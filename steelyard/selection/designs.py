@@ -119,16 +119,11 @@ class Histogram:
     high: float
     counts: NDArray[np.int64]
 
-    @property
-    def middles(self) -> NDArray[np.float64]:
-        """The log-weight in the middle of each bin."""
-        width = (self.high - self.low) / len(self.counts)
-        return self.low + width * (np.arange(len(self.counts), dtype=np.float64) + 0.5)
-
     def filled(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Middles and counts of the bins that hold a row."""
-        full = self.counts > 0
-        return self.middles[full], self.counts[full]
+        full = np.flatnonzero(self.counts)
+        width = (self.high - self.low) / len(self.counts)
+        return self.low + width * (full.astype(np.float64) + 0.5), self.counts[full]
 
     @classmethod
     def empty(cls, low: float, high: float) -> Histogram:

@@ -50,19 +50,24 @@ class Weights:
 
     def __init__(self, folder: Path, blocks: int, config: SelectConfig) -> None:
         self.folder, self.blocks, self.config = folder, blocks, config
-        self.rows = self.short = 0
+        self.rows = self.short = self.texts = 0
         self._mean_grams = 1.0
         self._measure()
         self.exponent = 1.0
         if config.wanted is not None:
             name, value = config.wanted
             if name == "ess":
-                self.exponent = self.histogram.exponent(value if value >= 1 else value * self.rows)
+                self.exponent = self.histogram.exponent(value if value >= 1 else value * self.texts)
             else:
                 self.exponent = self.histogram.exponent_drawing_again(config.n, value)
 
     def _measure(self) -> None:
-        """Sizes first, then the range, then the histogram: three readings of numbers on disk."""
+        """Sizes first, then the range, then the histogram: three readings of numbers on disk.
+
+        Copies of a text are one row of the draw, so they must be one in the histogram, or thresholds and powers
+        aim past it. Up to `KEPT` rows all contents are held and repeats are told; of more rows the histogram
+        counts every copy, and `texts` is an estimate from those whose content has a small hash.
+        """
         grams = 0
         for _, rows in scored(self.folder, self.blocks):
             long = rows["tokens"] >= self.config.min_tokens
@@ -82,12 +87,20 @@ class Weights:
             sums += [log_w.sum(), length.sum(), (log_w**2).sum(), (length**2).sum(), (log_w * length).sum()]
         self.correlation = _correlation(sums, self.rows)
         self.histogram = Histogram.empty(low, high)
-        kept = []
+        kept, contents = [], []
         share = min(KEPT / self.rows, 1.0)
+        self.exact = share == 1
         for _, rows, log_w in self.chunks():
-            self.histogram.add(log_w)
-            kept.append(log_w if share == 1 else log_w[rows["content"] < share * 2.0**64])
-        self.kept = np.concatenate(kept)
+            some = slice(None) if self.exact else rows["content"] < share * 2.0**64
+            kept.append(log_w[some])
+            contents.append(rows["content"][some])
+            if not self.exact:
+                self.histogram.add(log_w)
+        first = np.unique(np.concatenate(contents), return_index=True)[1]
+        self.kept = np.concatenate(kept)[first]
+        self.texts = round(len(first) / share)
+        if self.exact:
+            self.histogram.add(self.kept)
 
     def chunks(self) -> Iterator[tuple[int, NDArray[Any], NDArray[np.float64]]]:
         """Number of a block, its rows that are long enough, and their log-weights before the exponent."""
@@ -117,6 +130,11 @@ class Weights:
             raise ValueError(
                 f"-n {config.n:,} is more than the {self.rows:,} rows with at least {config.min_tokens} tokens."
             )
+        if self.exact and config.n > self.texts:
+            raise ValueError(
+                f"-n {config.n:,} is more than the {self.texts:,} different texts with at least "
+                f"{config.min_tokens} tokens; copies of a text are one row."
+            )
         even = BestRows(uniform)
         bounds = self._bounds()
         races = self._races(bounds)
@@ -144,8 +162,8 @@ class Weights:
         drawn, log_probability = np.concatenate(parts), np.concatenate(logs)
         if fixed is None and len(drawn) < config.n:
             raise ValueError(
-                f"-n {config.n:,} is more than the {len(drawn):,} different texts with at least "
-                f"{config.min_tokens} tokens; copies of a text are one row."
+                f"-n {config.n:,} is more than the {len(drawn):,} different texts that could be drawn: copies of a "
+                "text are one row, and leave a stratum short. Lower -n or --strata."
             )
         order = np.lexsort((drawn["line"], drawn["block"]))
         return Drawn(drawn[order], log_probability[order], even.rows())
@@ -168,7 +186,7 @@ class Weights:
         if not len(bounds):
             return [BestRows(self.config.n + 1)]
         sizes = np.zeros(len(bounds) + 1, np.int64)
-        for _, _, log_w in self.chunks():
+        for log_w in [self.kept] if self.exact else (log_w for _, _, log_w in self.chunks()):
             sizes += np.bincount(np.searchsorted(bounds, log_w, side="left"), minlength=len(sizes))
         return [BestRows(int(k) + 1) for k in quotas(sizes, self.config.n)]
 

@@ -45,6 +45,10 @@ def log_ratio(target: ArrayLike, raw: ArrayLike, *, smoothing: float = 1.0) -> N
         )
     if not 0 < smoothing < np.inf:
         raise ValueError(f"smoothing must be positive and finite, got {smoothing}.")
+    if not np.isfinite(smoothing * max(len(counts[0]), 1) + sum(c.sum() for c in counts)):
+        raise ValueError(
+            f"smoothing={smoothing:g} in {len(counts[0])} buckets is too large to add up; lower it."
+        )
     for name, c in zip(("target", "raw"), counts, strict=True):
         if not (np.isfinite(c).all() and (c >= 0).all()):
             raise ValueError(f"The counts of {name} must be finite and not negative.")

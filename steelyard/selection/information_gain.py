@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numba
@@ -72,12 +73,13 @@ def maximise_information(
         Ids in the order of selection, (n,), and the gain of each, float64.
 
     Raises:
+        TypeError: `n` is not an integer.
         ValueError: shapes that do not fit, negative or not finite numbers, or settings outside their range.
 
     Reference:
         Chen et al. (2025), arXiv 2504.13835. Their code takes the first-order gain, v_i P phi'; this is the gain.
     """
-    v, q = torch.as_tensor(labels).double(), torch.as_tensor(quality).double()
+    v, q, n = torch.as_tensor(labels).double(), torch.as_tensor(quality).double(), operator.index(n)
     if v.ndim != 2 or q.shape != (len(v),):
         raise ValueError(f"labels of shape {tuple(v.shape)} do not fit quality of shape {tuple(q.shape)}.")
     if not 0 <= n <= len(v):

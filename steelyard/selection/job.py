@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from steelyard.selection.writing import WEIGHTS, lines_of, write_selected, write
 SUMMARY, PLAN, WORK, SELECTED, REPORT = "selection.json", "plan.json", "work", "selected", "report.html"
 SCORED_BY = ("method", "text_field", "n_grams", "buckets", "smoothing", "strict")
 """Settings on which scores depend; a killed job may go on with others for the draw."""
+NAMES = {"raw": "corpus", "target": "target"}
 FEW = 30
 """Rows of a target below which a word is said."""
 Watch = Callable[[str, int, int], None]
@@ -97,8 +99,8 @@ def select(
     _check_folder(folder, resume, overwrite)
     if SCORERS[config.method].wants_target and not target:
         raise ValueError(f"The method {config.method!r} needs a target: give --target.")
-    blocks = cut(find_files(raw), block=block)
-    wanted = cut(find_files(target), block=block) if target else []
+    blocks = cut(find_files(raw, besides=folder), block=block)
+    wanted = cut(find_files(target, besides=folder), block=block) if target else []
     if not blocks:
         raise ValueError("The corpus is empty: all its files have no bytes.")
     if target and not wanted:
@@ -163,7 +165,7 @@ class _Job:
             "selected": len(drawn.rows),
             "rows": sum(t.rows for t in tallies),
             "lines": sum(t.lines for t in tallies),
-            "faults": _faults(blocks, tallies, firsts),
+            "faults": self.faults(tallies, firsts),
             "files": len({b.path for b in blocks}),
             "bytes": sum({b.path: b.size for b in blocks}.values()),
             "target_rows": sum(t.rows for t in self.tallies("target", self.target)),
@@ -195,12 +197,27 @@ class _Job:
         self.passing(f"counting {name}", count_block, self.reading, blocks, folder)
         if not any(t.rows for t in self.tallies(name, blocks)):
             raise ValueError(
-                f"No line of the {name} has a text in its field {self.config.text_field!r}: give --text-field."
+                _no_text(NAMES[name], self.config.text_field, blocks, self.tallies(name, blocks))
             )
         total = np.zeros(self.reading.ngrams.buckets, np.int64)
         for k in range(len(blocks)):
             total += np.load(folder / f"{k:06d}.npy")
+        if not total.any():
+            raise ValueError(
+                f"The texts of the {NAMES[name]} in the field {self.config.text_field!r} are all empty: give another "
+                "--text-field, or texts."
+            )
         return total
+
+    def faults(self, tallies: list[Tally], firsts: NDArray[np.int64]) -> dict[str, Any]:
+        """What could not be used of the corpus, and then of the target."""
+        told = self.tallies("target", self.target)
+        wanted = _faults(self.target, told, lines_of(self.target, [t.lines for t in told]))
+        found = _faults(self.blocks, tallies, firsts)
+        return {
+            "counts": found["counts"] | {f"{kind}, in the target": n for kind, n in wanted["counts"].items()},
+            "examples": [*found["examples"], *wanted["examples"]],
+        }
 
     def texts(self, name: str, blocks: list[Block]) -> list[str]:
         """An even sample of a corpus, each text once, in an order of its own."""
@@ -286,6 +303,20 @@ def _faults(blocks: Sequence[Block], tallies: Sequence[Tally], firsts: NDArray[n
     return {"counts": counts, "examples": examples}
 
 
+def _no_text(name: str, text_field: str, blocks: Sequence[Block], tallies: Sequence[Tally]) -> str:
+    """Why a corpus has not one text, as far as its lines tell."""
+    kinds = {kind for tally in tallies for kind in tally.faults}
+    found = _faults(blocks, tallies, lines_of(blocks, [t.lines for t in tallies]))
+    if not kinds:
+        return f"The {name} has no line with a text."
+    if kinds == {"malformed JSON"}:
+        return (
+            f"No line of the {name} is a JSON object ({found['examples'][0]}). JSON files must hold an object a line; "
+            "an array becomes that by jq -c '.[]'."
+        )
+    return f"No line of the {name} has a text in its field {text_field!r}: give --text-field ({found['examples'][0]})."
+
+
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
         raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
@@ -294,6 +325,12 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     found = {path.name for path in folder.iterdir()} if folder.exists() else set()
     ours = {SUMMARY, PLAN, WORK, SELECTED, WEIGHTS, REPORT}
     foreign = sorted(name for name in found - ours if not name.startswith("."))
+    if not foreign and not found & {SUMMARY, PLAN}:  # ours by name alone
+        foreign = sorted(found & (ours - {WORK}))
+        if WORK in found and (
+            (folder / WORK).is_symlink() or not (folder / WORK).is_dir() or any((folder / WORK).iterdir())
+        ):
+            foreign.append(WORK)
     if foreign:
         raise FileExistsError(f"{folder} holds {foreign[0]}, which no selection wrote; give another --out.")
     if SUMMARY in found and not overwrite:
@@ -307,9 +344,15 @@ def _same_plan(folder: Path, plan: dict[str, Any], resume: bool) -> None:
     if resume and (folder / PLAN).exists():
         check_plan(folder / PLAN, plan)
         return
-    for name in (SUMMARY, WEIGHTS, REPORT, PLAN):
+    # a kill on the way leaves a plan or a summary, by which the rest is known for ours, and no half of old scores
+    for name in (WORK, SELECTED):
+        old = folder / f".{name}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        if (folder / name).exists():
+            os.replace(folder / name, old)
+            shutil.rmtree(old, ignore_errors=True)
+    for name in (WEIGHTS, REPORT):
         (folder / name).unlink(missing_ok=True)
-    for name in (SELECTED, WORK):
-        shutil.rmtree(folder / name, ignore_errors=True)
     (folder / WORK).mkdir()
     write_json(folder / PLAN, plan)
+    (folder / SUMMARY).unlink(missing_ok=True)

@@ -128,7 +128,7 @@ def score_block(reading: tuple[Reading, NDArray[np.float64]], block: Block, out:
             rows["line"] = piece.lines
             rows["score"], rows["tokens"] = how.ngrams.scores(piece.texts, table)
             rows["content"] = content_hashes(piece.texts)
-            rows.tofile(file)
+            file.write(rows.tobytes())  # which names a full disk, where `tofile` does not
         if expected and tally.digest != expected:
             raise ValueError(
                 f"{block.path} was changed between two passes over it; start again with --overwrite."

@@ -119,19 +119,26 @@ def fetch_rows(block: Block, rows: NDArray[np.int64]) -> pa.Table:
             size = file.metadata.row_group(group).num_rows
             inside = rows[(rows >= first) & (rows < first + size)] - first
             if len(inside):
-                taken.append(file.read_row_group(group).take(pa.array(inside)))
+                taken.append(_taken(file.read_row_group(group), inside))
             first += size
         return pa.concat_tables(taken) if taken else file.schema_arrow.empty_table()
+
+
+def _taken(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    try:
+        return table.take(pa.array(rows))
+    except pa.ArrowNotImplementedError:  # columns of a type that Arrow cannot take from, such as string views
+        return pa.concat_tables([table.slice(int(row), 1) for row in rows])
 
 
 def texts_of(kind: Kind, lines: Sequence[bytes], text_field: str) -> list[str]:
     """The texts of lines that `fetch` gave: those with a text, in their order."""
     if not lines:
         return []
-    data = b"\n".join(lines) + b"\n"
+    data = b"\n".join(line.removeprefix(_MARK) for line in lines) + b"\n"
     starts, ends = line_bounds(data)
     piece = (_parse_text if kind == "text" else _parse_json)(data, starts, ends, 0, text_field)
-    return [str(t) for t in piece.texts.cast(pa.large_string()).to_pylist()]
+    return [bytes(t.as_buffer()).decode("utf-8", "replace") for t in piece.texts]
 
 
 def line_bounds(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -190,8 +197,10 @@ def _filled(data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> 
 
 
 def _parse_text(data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], first: int, _: str) -> Piece:
-    """A row a line."""
+    """A row a line; a carriage return before the break is none of it."""
     rows = _filled(data, starts, ends)
+    ends = ends.copy()
+    ends[rows] -= np.frombuffer(data, np.uint8)[ends[rows] - 1] == 13
     keep = np.zeros(len(data) + 1, np.int8)
     np.add.at(keep, starts[rows], 1)
     np.add.at(keep, ends[rows], -1)
@@ -259,12 +268,23 @@ def _read_parquet(block: Block, text_field: str, digest: Any) -> Iterator[Piece]
             raise ValueError(
                 f"{block.path} has no column {text_field!r}, only {', '.join(names)}; give --text-field."
             )
-        kind = file.schema_arrow.field(text_field).type
+        if names.count(text_field) > 1:
+            raise ValueError(
+                f"{block.path} has {names.count(text_field)} columns {text_field!r}; rename all but one."
+            )
+        stored = file.schema_arrow.field(text_field).type
+        kind = stored.value_type if pa.types.is_dictionary(stored) else stored
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-            raise ValueError(f"The column {text_field!r} of {block.path} holds {kind}, not strings.")
+            raise ValueError(
+                f"The column {text_field!r} of {block.path} holds {stored}, not strings; give --text-field another "
+                "column, or store it as strings."
+            )
         groups = list(range(block.start, block.stop))
         for batch in file.iter_batches(4096, row_groups=groups, columns=[text_field]):
-            column = batch.column(0).cast(pa.large_string())
+            column = batch.column(0)
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            column = column.cast(pa.large_string())
             missing = column.is_null().to_numpy(zero_copy_only=False)
             piece = Piece(column.drop_null(), first + np.flatnonzero(~missing), first + len(column))
             for row in np.flatnonzero(missing):

@@ -87,6 +87,11 @@ def _betr(fitted: Fitted) -> NDArray[np.float64]:
     documents = vectors[raw].T.tocsr()
     chunks = (target[k : k + AT_ONCE] for k in range(0, len(target), AT_ONCE))
     scores = ranked(torch.from_numpy((vectors[rows] @ documents).toarray()) for rows in chunks).numpy()
+    if scores.min() == scores.max():
+        raise ValueError(
+            "All rows of the corpus are equally near to the target, so that nothing ranks them: is the target a copy "
+            "of the corpus, or are there too few --buckets?"
+        )
     nearest = scores >= np.quantile(scores, 0.9)
     return fit_linear(features[raw], scores > scores.min() if nearest.all() else nearest)
 

@@ -89,3 +89,8 @@ def test_what_cannot_be_weighed_is_refused() -> None:
         log_ratio([1, 2], [1, 2, 3])
     with pytest.raises(ValueError, match="not negative"):
         log_ratio([1, -2], [1, 2])
+
+
+def test_smoothing_that_overflows_is_refused_and_not_made_nan() -> None:
+    with pytest.raises(ValueError, match="too large to add up"):
+        log_ratio([1.0, 2.0], [2.0, 1.0], smoothing=1e308)

@@ -178,3 +178,8 @@ def test_propagation_normalises_columns_and_bad_input_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"must|fit"):
             wrong()
+
+
+def test_a_number_of_rows_that_is_no_integer_is_refused() -> None:
+    with pytest.raises(TypeError):
+        maximise_information(np.eye(3), np.ones(3), 0.5)  # type: ignore[arg-type]

@@ -18,6 +18,8 @@ import pytest
 
 from steelyard.selection import HashedNgrams, SelectConfig, kl_reduction, log_ratio, select
 from steelyard.selection import job as job_module
+from steelyard.selection import passes as passes_module
+from steelyard.selection.checks import unmet
 
 WORDS = [f"word{k}" for k in range(400)]
 
@@ -91,7 +93,7 @@ def test_the_draw_is_one_whatever_workers_blocks_files_and_order(
     bytes_of = [
         (tmp_path / "a" / name).read_bytes() for name in ("selected/part-00000.jsonl", "weights.parquet")
     ]
-    for out, more in (("b", {"workers": 2, "block": 5000}), ("c", {"workers": 3, "block": 777})):
+    for out, more in (("b", {"workers": 2, "block": 5000}), ("c", {"workers": 3, "block": 2777})):
         run(corpus, tmp_path / out, settings=settings, **more)
         assert bytes_of == [
             (tmp_path / out / name).read_bytes() for name in ("selected/part-00000.jsonl", "weights.parquet")
@@ -114,11 +116,11 @@ def test_another_seed_draws_again_what_the_probabilities_say(
 ) -> None:
     shares = []
     first = run(corpus, tmp_path / "0", settings={"temper": "ess=150"})
-    for seed in range(1, 21):
+    for seed in range(1, 13):
         run(corpus, tmp_path / "s", settings={"temper": "ess=150", "seed": seed}, overwrite=True)
         shares.append(len(set(chosen(tmp_path / "0")) & set(chosen(tmp_path / "s"))) / 60)
     said = first.summary["check"]["drawn_again"]
-    assert abs(np.mean(shares) - said) < 4 * np.std(shares) / np.sqrt(20) + 0.02
+    assert abs(np.mean(shares) - said) < 4 * np.std(shares) / np.sqrt(12) + 0.02
 
 
 def test_plain_weights_are_found_out_as_a_ranking_and_tempered_ones_are_not(
@@ -146,13 +148,13 @@ def test_every_design_estimates_totals_of_the_corpus(
     settings = {"design": design, "temper": "ess=500"}
     rows = [json.loads(line)["text"] for line in corpus[0].read_bytes().splitlines()]
     totals, sizes = [], []
-    for seed in range(12):
+    for seed in range(2 if design == "top" else 12):
         run(corpus, tmp_path / "o", 100, settings | {"seed": seed}, overwrite=True)
         frame = pl.read_parquet(tmp_path / "o" / "weights.parquet")
         sizes.append(len(frame))
         totals.append(float(np.exp(-frame["log_inclusion"].to_numpy()).sum()))
     if design == "top":
-        assert totals == [100.0] * 12  # nothing was left to chance: the rows stand for themselves
+        assert totals == [100.0] * 2  # nothing was left to chance: the rows stand for themselves
         best = pl.read_parquet(tmp_path / "o" / "weights.parquet")["score"].min()
         grams = HashedNgrams()
         target = [json.loads(line)["text"] for line in corpus[1].read_bytes().splitlines()]
@@ -276,11 +278,11 @@ def test_mixed_formats_come_back_each_in_its_own(tmp_path: Path) -> None:
 def test_random_rows_are_an_even_draw(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "raw.jsonl", texts_of(400, 6))
     seen = np.zeros(400)
-    for seed in range(40):
+    for seed in range(20):
         select([path], [], SelectConfig(100, "random", seed=seed), out=tmp_path / "out", overwrite=True)
         weights = pl.read_parquet(tmp_path / "out" / "weights.parquet")
         seen[weights["line"]] += 1
-    chi_square = ((seen - 10) ** 2 / (10 * 0.75)).sum()
+    chi_square = ((seen - 5) ** 2 / (5 * 0.75)).sum()
     assert 290 < chi_square < 530  # 399 degrees: outside once in ten thousand
 
 
@@ -368,3 +370,119 @@ def test_kl_reduction_in_the_check_is_that_of_the_drawn_texts(
     rows = [json.loads(line)["text"] for line in corpus[0].read_bytes().splitlines()]
     counts = [grams.counts(t) for t in (target, rows[::17], chosen(tmp_path / "out"))]
     assert done.summary["check"]["kl_reduction"] == pytest.approx(kl_reduction(*counts), rel=0.5)
+
+
+def test_a_folder_of_someone_else_is_not_emptied_for_the_names_of_what_is_in_it(
+    corpus: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for name in ("work", "selected"):
+        theirs = tmp_path / f"of_{name}" / name / "thesis.tex"
+        theirs.parent.mkdir(parents=True)
+        theirs.write_text("years of work")
+        with pytest.raises(FileExistsError, match=f"holds {name}, which no selection wrote"):
+            run(corpus, tmp_path / f"of_{name}", overwrite=True)
+        assert theirs.exists()
+
+
+def test_what_a_selection_wrote_is_no_part_of_the_corpus_around_it(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts_of(50, 1))
+    (tmp_path / ".cache").mkdir()
+    write_jsonl(tmp_path / ".cache" / "b.jsonl", texts_of(50, 2))
+    out = tmp_path / "runs"
+    for _ in range(2):
+        done = select([tmp_path], [], SelectConfig(5, "random"), out=out, overwrite=True)
+        assert done.summary["files"] == 1
+    with pytest.raises(ValueError, match="lies in the output folder"):
+        select([out / "selected"], [], SelectConfig(2, "random"), out=out, overwrite=True)
+    assert len(chosen(out)) == 5
+
+
+def test_a_link_is_of_the_kind_its_own_name_says(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "blob", texts_of(20, 1))
+    (tmp_path / "in").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / "in" / name).symlink_to(tmp_path / "blob")
+    done = select([tmp_path / "in"], [], SelectConfig(5, "random"), out=tmp_path / "out")
+    assert (done.summary["files"], done.summary["rows"]) == (1, 20)
+    assert pl.read_parquet(tmp_path / "out" / "weights.parquet")["file"][0] == str(
+        tmp_path / "in" / "a.jsonl"
+    )
+
+
+def test_bytes_that_are_no_text_and_ends_of_lines_do_not_stop_the_check(tmp_path: Path) -> None:
+    (tmp_path / "raw.txt").write_bytes(b"\xef\xbb\xbfgood line\r\nbad \xff line\nsame\r\n\r\nsame\n")
+    (tmp_path / "bom.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "first row"}\n')
+    target = tmp_path / "raw.txt"
+    done = select([target, tmp_path / "bom.jsonl"], [target], SelectConfig(4), out=tmp_path / "out")
+    assert done.summary["copies_of_selected"] == 1
+    assert (
+        tmp_path / "out" / "selected" / "part-00000.txt"
+    ).read_bytes() == b"good line\nbad \xff line\nsame\n"
+
+
+def test_copies_move_no_threshold(tmp_path: Path) -> None:
+    texts = texts_of(60, 4)
+    path = write_jsonl(tmp_path / "raw.jsonl", texts + texts[:20] * 20)
+    sizes = []
+    for seed in range(15):
+        config = SelectConfig(30, "random", "poisson", seed=seed)
+        done = select([path], [], config, out=tmp_path / "p", overwrite=True)
+        sizes.append(done.summary["selected"])
+    assert done.summary["check"]["texts"] == 60
+    assert done.summary["check"]["effective_rows"] == pytest.approx(60)
+    assert abs(np.mean(sizes) - 30) < 5 * np.sqrt(60 / 4 / 15)  # copies counted as rows would give 4
+    target = write_jsonl(tmp_path / "target.jsonl", texts_of(30, 5, 50))
+    config = SelectConfig(45, design="stratified", strata=4, temper="ess=0.9")
+    assert select([path], [target], config, out=tmp_path / "s").summary["selected"] == 45
+
+
+def test_an_even_draw_is_no_nearer_to_the_target_than_another_though_texts_are_long_and_odd(
+    tmp_path: Path,
+) -> None:
+    texts = texts_of(400, 1)
+    for k in range(0, 400, 100):
+        texts[k] = f"odd{k} " * 20_000
+    path = write_jsonl(tmp_path / "raw.jsonl", texts)
+    target = write_jsonl(tmp_path / "target.jsonl", texts_of(100, 2))
+    found = []
+    for seed in range(6):
+        config = SelectConfig(100, temper="ess=1e9", seed=seed)
+        done = select([path], [target], config, out=tmp_path / "out", overwrite=True)
+        found.append(done.summary["check"]["kl_reduction"])
+    assert max(map(abs, found)) < 0.1
+    assert any(
+        "ess=1,000,000,000 is more than the 400 different texts" in v for v in done.summary["verdicts"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("design", "temper", "said"),
+    [
+        ("resample", "again=0.001", "again=0.001 cannot be reached"),
+        ("stratified", "again=0.5", "reckoned for the designs resample and poisson"),
+        ("top", "again=0.5", "leaves nothing to chance"),
+        ("resample", "again=0.5", ""),
+        ("resample", "ess=200", ""),
+    ],
+)
+def test_a_temper_that_has_no_effect_is_said_to_have_none(
+    corpus: tuple[Path, Path], tmp_path: Path, design: str, temper: str, said: str
+) -> None:
+    config = SelectConfig(60, design=design, temper=temper)  # type: ignore[arg-type]
+    done = select([corpus[0]], [corpus[1]], config, out=tmp_path / "out")
+    told = unmet(done.summary["check"], config)
+    assert bool(told) == bool(said)
+    assert all(said in line and line in done.summary["verdicts"] for line in told)
+
+
+def test_a_full_disk_is_named_while_scores_are_written(
+    corpus: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, mode: str = "r") -> Any:
+        return open("/dev/full", "wb") if "w" in mode and ".scores" in path.name else open(path, mode)
+
+    if not Path("/dev/full").exists():
+        pytest.skip("no device that is always full")
+    monkeypatch.setattr(passes_module, "open", full, raising=False)
+    with pytest.raises(OSError, match="no room to write"):
+        run(corpus, tmp_path / "out")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from steelyard.selection.corpus import cut, find_files
@@ -179,3 +180,23 @@ def test_a_line_is_told_as_people_count_them(tmp_path: Path) -> None:
     blocks = cut([path], block=23)
     assert where(blocks[0], 0).endswith("a.jsonl, line 1")
     assert where(blocks[-1], 0).endswith("a.jsonl, line 4")
+
+
+@pytest.mark.parametrize("kind", [pa.dictionary(pa.int32(), pa.string()), pa.string_view()])
+def test_parquet_strings_of_any_encoding_are_read_and_come_back_as_they_were(
+    tmp_path: Path, kind: pa.DataType
+) -> None:
+    table = pa.table({"text": pa.array(["a b", "c", "a b", "d"]).cast(kind), "n": [1, 2, 3, 4]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    block = cut([tmp_path / "a.parquet"])[0]
+    assert [t for piece in read(block, "text") for t in piece.texts.to_pylist()] == ["a b", "c", "a b", "d"]
+    taken = fetch_rows(block, np.array([1, 3]))
+    assert taken.schema == table.schema
+    assert taken.to_pydict() == {"text": ["c", "d"], "n": [2, 4]}
+
+
+def test_two_columns_of_the_name_are_refused(tmp_path: Path) -> None:
+    table = pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match="has 2 columns 'text'; rename"):
+        list(read(cut([tmp_path / "a.parquet"])[0], "text"))

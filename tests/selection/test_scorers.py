@@ -126,3 +126,10 @@ def test_the_distilled_classifier_ranks_as_the_direct_scores_do() -> None:
     texts = [t for t, _ in raw]
     sums, tokens = grams.scores(texts, table)
     assert spearmanr(sums / grams.grams_of(tokens), direct).statistic > 0.4
+
+
+def test_a_target_that_is_a_copy_of_the_corpus_ranks_nothing_and_is_said_to(tmp_path: Path) -> None:
+    path = tmp_path / "raw.jsonl"
+    path.write_text("".join(f'{{"text": "word{k} word{k + 1}"}}\n' for k in range(30)))
+    with pytest.raises(ValueError, match="equally near to the target"):
+        select([path], [path], SelectConfig(5, "betr"), out=tmp_path / "out")
