@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from steelyard.losses.softmax import Reduction, check_fits, reduce, sampled_softmax
+from steelyard.losses.softmax import Reduction, check_fits, check_scores, reduce, sampled_softmax
 
 
 def nce(
@@ -63,7 +63,7 @@ def nce(
         Gutmann and Hyvärinen (2010), Noise-contrastive estimation, AISTATS; Mnih and Teh (2012), A fast and
         simple algorithm for training neural probabilistic language models, ICML, arXiv 1206.6426.
     """
-    _check(positive, negative, log_expected, None)
+    check_scores(positive, negative, log_expected, None)
     check_fits("positive_log_expected", positive_log_expected, positive, of="positives")
     own = positive - positive_log_expected
     return reduce(-logsigmoid(own) - logsigmoid(log_expected - negative).sum(-1), reduction)
@@ -104,7 +104,7 @@ def ranking_nce(
         Ma and Collins (2018), Noise contrastive estimation and negative sampling for conditional models:
         consistency and statistical efficiency, EMNLP, arXiv 1809.01812.
     """
-    _check(positive, negative, log_expected, None)
+    check_scores(positive, negative, log_expected, None)
     check_fits("positive_log_expected", positive_log_expected, positive, of="positives")
     return sampled_softmax(positive - positive_log_expected, negative, log_expected, reduction=reduction)
 
@@ -142,7 +142,7 @@ def sampled_bce(
         Gao, Thulke, Gerstenberger, Tran, Schlüter and Ney (2021), On sampling-based training criteria for
         neural language modeling, Interspeech, arXiv 2104.10507.
     """
-    _check(positive, negative, log_expected, mask)
+    check_scores(positive, negative, log_expected, mask)
     others = _summed(-logsigmoid(-negative), log_expected, mask)
     return reduce(others - logsigmoid(positive), reduction)
 
@@ -180,7 +180,7 @@ def sampled_mse(
         Gao et al. (2021), On sampling-based training criteria for neural language modeling, Interspeech,
         arXiv 2104.10507. Reconstructed: that the outputs are sigmoids.
     """
-    _check(positive, negative, log_expected, mask)
+    check_scores(positive, negative, log_expected, mask)
     others = _summed(negative.sigmoid().square(), log_expected, mask)
     return reduce(others + (-positive).sigmoid().square(), reduction)
 
@@ -314,20 +314,6 @@ def phrase_score(
     if not bool((a > 0).all() and (b > 0).all()):
         raise ValueError("The counts of the words must be positive.")
     return (torch.as_tensor(pair_count).to(torch.float64) - discount) / a / b
-
-
-def _check(positive: Tensor, negative: Tensor, log_expected: Tensor | None, mask: Tensor | None) -> None:
-    if negative.shape[:-1] != positive.shape:
-        raise ValueError(
-            f"negative must be (..., K) over positive's shape {tuple(positive.shape)}, got {tuple(negative.shape)}."
-        )
-    for name, score in (("positive", positive), ("negative", negative)):
-        if not score.is_floating_point():
-            raise TypeError(
-                f"{name} must hold floating-point scores, got {score.dtype}; call .float() on it."
-            )
-    check_fits("log_expected", log_expected, negative)
-    check_fits("mask", mask, negative)
 
 
 def _summed(loss: Tensor, log_expected: Tensor | None, mask: Tensor | None) -> Tensor:

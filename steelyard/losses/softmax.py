@@ -72,6 +72,20 @@ def log_weights(positive: Tensor, negative: Tensor, log_expected: Tensor, mask: 
         ValueError: shapes do not fit.
         TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
     """
+    check_scores(positive, negative, log_expected, mask)
+    logits = negative - log_expected
+    return logits if mask is None else logits.masked_fill(mask, -math.inf)
+
+
+def check_scores(
+    positive: Tensor, negative: Tensor, log_expected: Tensor | None, mask: Tensor | None
+) -> None:
+    """Refuse scores of positives and their negatives that do not fit each other, or what weighs and masks them.
+
+    Raises:
+        ValueError: shapes do not fit.
+        TypeError: scores or expected counts that are not floating point, or a mask that is not bool.
+    """
     if negative.shape[:-1] != positive.shape:
         raise ValueError(
             f"negative must be (..., K) over positive's shape {tuple(positive.shape)}, got {tuple(negative.shape)}."
@@ -83,8 +97,6 @@ def log_weights(positive: Tensor, negative: Tensor, log_expected: Tensor, mask: 
             )
     check_fits("log_expected", log_expected, negative)
     check_fits("mask", mask, negative)
-    logits = negative - log_expected
-    return logits if mask is None else logits.masked_fill(mask, -math.inf)
 
 
 def check_fits(name: str, tensor: Tensor | None, like: Tensor, *, of: str = "negatives") -> None:

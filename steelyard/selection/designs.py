@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from steelyard.sampling.reservoir import words_of
-from steelyard.sampling.successive import hash_id, key_of, log_inclusion
+from steelyard.sampling.successive import hash_id, key_of, log_inclusion, njit
 
 Design = Literal["resample", "top", "poisson", "stratified"]
 DESIGNS: tuple[Design, ...] = ("resample", "top", "poisson", "stratified")
@@ -98,7 +97,7 @@ def noise_keys(log_w: NDArray[np.float64], content: NDArray[np.uint64], seed: in
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _keys(log_w: Any, content: Any, s0: Any, s1: Any, out: Any) -> None:
     for j in range(len(log_w)):
         out[j] = key_of(log_w[j], hash_id(content[j], s0, s1))

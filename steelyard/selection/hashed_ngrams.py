@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numba
 import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from steelyard.sampling.successive import njit
 
 _U = np.uint64
 SPACE, WORD, OTHER = 0, 1, 2
@@ -224,11 +225,6 @@ def _characters() -> NDArray[np.int32]:
         table[first:last] = np.frombuffer(characters.lower().encode("utf-32-le"), np.int32)
     table[0x130] = ord("i")
     return table | (kinds[table] << 22)  # a letter is of the class of its lower case
-
-
-def njit(function: Any) -> Any:
-    """Compiled once, kept on disk, and free of the interpreter's lock, so that threads share the cores."""
-    return numba.njit(cache=True, nogil=True)(function)
 
 
 @njit

@@ -6,11 +6,12 @@ import math
 import operator
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+
+from steelyard.sampling.successive import njit
 
 TINY = 1e-6
 
@@ -97,7 +98,7 @@ def maximise_information(
     return torch.from_numpy(ids), torch.from_numpy(gains)
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _greedy(sent: Any, n: int, power: float, tiny: float) -> Any:
     """Lazy greedy with gains of earlier rounds as bounds, in a scan: the row with the largest bound is asked anew
     until its own gain stands above all bounds."""
