@@ -82,6 +82,47 @@ def check_plan(path: Path, plan: dict[str, Any]) -> None:
         )
 
 
+def check_job_folder(
+    folder: Path, ours: set[str], *, summary: str, plan: str, resume: bool, overwrite: bool, before: str = ""
+) -> set[str]:
+    """Refuse a folder that holds what a job did not write.
+
+    Names alone do not make a file the job's: without a summary or a plan beside them they are somebody's own, but
+    for an empty folder, which a job may leave when it is killed at its start, and for `before`.
+
+    Args:
+        folder: of the output.
+        ours: names that the job writes, those of summary and plan among them.
+        summary: written last.
+        plan: written first.
+        resume: whether the job goes on.
+        overwrite: whether it replaces what is there.
+        before: a name that is written before the plan.
+
+    Returns:
+        Names in the folder.
+
+    Raises:
+        FileExistsError: a file in the folder's place, or something that the job did not write.
+        ValueError: both `resume` and `overwrite`.
+    """
+    if resume and overwrite:
+        raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file; give --out a folder.")
+    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    foreign = sorted(name for name in found - ours if not name.startswith("."))
+    if not found & {summary, plan}:
+        foreign += sorted(name for name in found & ours - {before} if not _empty_folder(folder / name))
+    if foreign:
+        raise FileExistsError(f"{folder} holds {foreign[0]}, which no such job wrote; give another --out.")
+    return found
+
+
+def _empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary name beside `path`, and rename it to `path` once the block ends without error.

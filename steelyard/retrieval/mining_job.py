@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from steelyard.files import alone_in, check_plan, check_writable, replacing, write_json
+from steelyard.files import alone_in, check_job_folder, check_plan, check_writable, replacing, write_json
 from steelyard.ray_engine import on_ray
 from steelyard.retrieval.bounded_search import CodedItems, code_items
 from steelyard.retrieval.collection import Collection, vectors_fingerprint
@@ -295,15 +295,10 @@ def _whole_part(path: Path) -> bool:
 
 
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
-    if resume and overwrite:
-        raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file; give --out a folder.")
     ours = {SUMMARY, PLAN, PARTS, "negatives.parquet", "negatives.jsonl", "removed.parquet", "vectors"}
-    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    foreign = sorted(found - ours - {name for name in found if name.startswith(".")})
-    if foreign:
-        raise FileExistsError(f"{folder} holds {foreign[0]}, which mining did not write; give another --out.")
+    found = check_job_folder(
+        folder, ours, summary=SUMMARY, plan=PLAN, resume=resume, overwrite=overwrite, before="vectors"
+    )
     if SUMMARY in found and PARTS in found and resume:  # killed while tidying up
         for path in [*(folder / PARTS).iterdir(), folder / PLAN]:
             path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.files import alone_in, check_plan, check_writable, write_json
+from steelyard.files import alone_in, check_job_folder, check_plan, check_writable, write_json
 from steelyard.selection.checks import SAMPLE, check_texts, check_weights, verdicts
 from steelyard.selection.config import SelectConfig
 from steelyard.selection.corpus import Block, cut, find_files, fingerprint
@@ -318,21 +318,8 @@ def _no_text(name: str, text_field: str, blocks: Sequence[Block], tallies: Seque
 
 
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
-    if resume and overwrite:
-        raise ValueError("Give --resume to go on or --overwrite to start anew, not both.")
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file; give --out a folder.")
-    found = {path.name for path in folder.iterdir()} if folder.exists() else set()
     ours = {SUMMARY, PLAN, WORK, SELECTED, WEIGHTS, REPORT}
-    foreign = sorted(name for name in found - ours if not name.startswith("."))
-    if not foreign and not found & {SUMMARY, PLAN}:  # ours by name alone
-        foreign = sorted(found & (ours - {WORK}))
-        if WORK in found and (
-            (folder / WORK).is_symlink() or not (folder / WORK).is_dir() or any((folder / WORK).iterdir())
-        ):
-            foreign.append(WORK)
-    if foreign:
-        raise FileExistsError(f"{folder} holds {foreign[0]}, which no selection wrote; give another --out.")
+    found = check_job_folder(folder, ours, summary=SUMMARY, plan=PLAN, resume=resume, overwrite=overwrite)
     if SUMMARY in found and not overwrite:
         raise FileExistsError(f"The selection in {folder} is finished; give --overwrite to do it anew.")
     if PLAN in found and not (resume or overwrite):

@@ -379,7 +379,7 @@ def test_a_folder_of_someone_else_is_not_emptied_for_the_names_of_what_is_in_it(
         theirs = tmp_path / f"of_{name}" / name / "thesis.tex"
         theirs.parent.mkdir(parents=True)
         theirs.write_text("years of work")
-        with pytest.raises(FileExistsError, match=f"holds {name}, which no selection wrote"):
+        with pytest.raises(FileExistsError, match=f"holds {name}, which no such job wrote"):
             run(corpus, tmp_path / f"of_{name}", overwrite=True)
         assert theirs.exists()
 
