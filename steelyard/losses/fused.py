@@ -24,7 +24,7 @@ def fused_sampled_softmax(
     weight: Tensor | None = None,
     decoupled: bool = False,
     power: float = 1.0,
-    chunk_bytes: int = 1 << 23,
+    chunk_bytes: int = 1 << 22,
 ) -> Tensor:
     """Mean sampled softmax loss over candidates that all queries share, in bounded memory.
 
@@ -54,7 +54,7 @@ def fused_sampled_softmax(
         weight: float, (P,): weight of each positive in the mean; default ones.
         decoupled: leave the positive out of the sum; a positive whose query has no candidate then counts 0.
         power: of the sum; 1 is the softmax.
-        chunk_bytes: size of the buffer of logits; it grows to hold at least 32 queries, since a
+        chunk_bytes: size of the buffer of logits; it grows to hold at least 64 queries, since a
             product of fewer rows runs at the speed of memory.
 
     Returns:
@@ -111,7 +111,7 @@ def fused_softmax(
     targets: Tensor,
     *,
     scale: float | Tensor = 1.0,
-    chunk_bytes: int = 1 << 23,
+    chunk_bytes: int = 1 << 22,
 ) -> Tensor:
     """Mean full softmax cross-entropy over a whole catalogue, in bounded memory.
 
@@ -250,7 +250,7 @@ class _Fused(torch.autograd.Function):
         unit = 1 / math.log(2)
         scaled, score = queries * (scale * unit), positive * unit
         bias = None if log_expected is None else log_expected.to(queries.dtype) * unit
-        rows = min(n, max(32, chunk_bytes // (max(k, 1) * queries.element_size())))
+        rows = min(n, max(64, chunk_bytes // (max(k, 1) * queries.element_size())))
         starts = range(0, n, rows)
         owner = torch.arange(n) if owner is None else owner
         edges = torch.tensor([*starts, n])
