@@ -1,11 +1,11 @@
 """Plain matrix factorisation of 64 dimensions on the splits of IR-Benchmark, by its protocol.
 
 Of every user a tenth of the training pairs (one at least) is held out for validation; the model trains on the rest, and at
-the test that rest alone is left out of the ranking. Temperature and power of the bilateral softmax are tried on the
-validation pairs; the best setting's best epoch is measured on the test, once.
+the test that rest alone is left out of the ranking. Temperatures and losses are tried on the validation pairs; the best
+setting's best epoch is measured on the test, once (with --look).
 
 python benchmarks/ir_benchmark.py amazon2014-health|amazon2014-electronic|gowalla|... [--data ../shared/data/cf-irbench]
-    [--temperatures 0.1 0.15] [--powers 1.0 1.2] [--epochs 60] [--negatives uniform]
+    [--temperatures 0.1 0.15] [--losses bsl:1.2 sl@20:2] [--epochs 60] [--negatives uniform] [--look]
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ def main() -> None:
     parser.add_argument("split")
     parser.add_argument("--data", type=Path, default=shared)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.1, 0.15, 0.2])
-    parser.add_argument("--powers", type=float, nargs="+", default=[1.0, 1.2])
+    parser.add_argument("--losses", nargs="+", default=["bsl:1.2", "sl@20:2"])
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--negatives", default="uniform")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--look", action="store_true", help="measure the best setting on the test")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(chosen.data / f"{chosen.split}.zip") as packed:
@@ -61,12 +63,13 @@ def main() -> None:
     ]
     train, validation = parts
     known, started, best = train.known(), time.process_time(), (0.0, None, {})
-    for temperature, power in itertools.product(chosen.temperatures, chosen.powers):
+    for temperature, loss in itertools.product(chosen.temperatures, chosen.losses):
         settings = {
             "temperature": temperature,
-            "loss": f"bsl:{power}",
+            "loss": loss,
             "epochs": chosen.epochs,
             "lr": chosen.lr,
+            "dropout": chosen.dropout,
         }
         config = TrainConfig.of("mf", negatives=chosen.negatives, **settings)
         stand_in: Any = SimpleNamespace(train=train, validation=validation, test=validation, histories=None)
@@ -77,6 +80,8 @@ def main() -> None:
         print(f"{settings}: validation NDCG@20 {score:.4f} at epoch {done.best_epoch + 1}", flush=True)
         if score > best[0]:
             best = score, model, settings
+    if not chosen.look:
+        return
     model, wanted = best[1], test.known()
     users = (wanted.counts > 0).nonzero().squeeze(1)
     with torch.no_grad():

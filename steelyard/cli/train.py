@@ -59,7 +59,7 @@ def command(
     adapt: Annotated[str | None, typer.Option(help="For vectors: query, document or both.")] = None,
     cell: Annotated[str | None, typer.Option(help="For sequence: transformer or gru.")] = None,
     length: Annotated[
-        int | None, typer.Option(help="For sequence: how many of a user's last items are looked at.")
+        int | None, typer.Option(help="For sequence: how many items a state looks back at.")
     ] = None,
     layers: Annotated[int | None, typer.Option(help="For sequence: blocks, or layers of the GRU.")] = None,
     negatives: Annotated[
@@ -70,7 +70,9 @@ def command(
     ] = None,
     loss: Annotated[
         str | None,
-        typer.Option(help="softmax, bsl:1.2, psl, debiased, hard, ccl, bpr, bpr-max, top1-max, bce or gbce."),
+        typer.Option(
+            help="softmax, bsl:1.2, sl@20, psl, debiased, hard, ccl, bpr, bpr-max, top1-max, bce or gbce."
+        ),
     ] = None,
     candidates: Annotated[int | None, typer.Option(help="Draws shared by each batch.")] = None,
     dim: Annotated[int | None, typer.Option(help="Length of the vectors.")] = None,

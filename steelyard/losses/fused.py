@@ -51,7 +51,8 @@ def fused_sampled_softmax(
         scale: inverse temperature; a scalar tensor receives its gradient.
         owner: int64, (P,), never falling: the query of each positive; default one positive a query, P = B.
         hits: (rows, columns), int64, rows never falling: the (query, candidate) pairs to leave out.
-        weight: float, (P,): weight of each positive in the mean; default ones.
+        weight: float, (P,): weight of each positive in the mean, which may depend on scores and receives its gradient;
+            default ones.
         decoupled: leave the positive out of the sum; a positive whose query has no candidate then counts 0.
         power: of the sum; 1 is the softmax.
         chunk_bytes: size of the buffer of logits; it grows to hold at least 64 queries, since a
@@ -63,8 +64,8 @@ def fused_sampled_softmax(
     Raises:
         TypeError: an input is not floating point.
         ValueError: shapes do not fit, no positives, weights that do not sum to a positive number, owners or
-            hits out of order or range, a `power` that is not positive, or a gradient wanted by `log_expected` or
-            `weight`, which get none.
+            hits out of order or range, a `power` that is not positive, or a gradient wanted by `log_expected`,
+            which gets none.
 
     Reference:
         Gradients made in the forward pass and logits in blocks: Hsu et al. (2024), Liger Kernel,
@@ -199,8 +200,8 @@ def _check_vectors(
             raise TypeError(f"{name} must be floating point, got {tensor.dtype}.")
         if tensor.shape != (size,):
             raise ValueError(f"{name} must be ({size},), got {tuple(tensor.shape)}.")
-        if tensor is not positive and tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"{name} gets no gradient here but requires one: pass {name}.detach().")
+    if log_expected is not None and log_expected.requires_grad and torch.is_grad_enabled():
+        raise ValueError("log_expected gets no gradient here but requires one: pass log_expected.detach().")
     if not positive.dtype == queries.dtype == candidates.dtype:
         raise ValueError(
             f"positive, queries and candidates must share a dtype, got {positive.dtype}, {queries.dtype}, "
@@ -245,7 +246,7 @@ class _Fused(torch.autograd.Function):
         chunk_bytes: int,
     ) -> Tensor:
         n, k = len(queries), len(candidates)
-        wanted = any(ctx.needs_input_grad[:4])
+        wanted = any(ctx.needs_input_grad)
         # exp2 runs at twice the speed of exp, so logits are kept in units of log 2.
         unit = 1 / math.log(2)
         scaled, score = queries * (scale * unit), positive * unit
@@ -290,15 +291,16 @@ class _Fused(torch.autograd.Function):
         if wanted:
             d_scale = (queries * d_queries).sum()
             ctx.save_for_backward(
-                d_positive * share, d_queries.mul_(scale), d_candidates.mul_(scale), d_scale
+                d_positive * share, d_queries.mul_(scale), d_candidates.mul_(scale), d_scale, loss.div_(unit)
             )
+            return (loss * share).sum()
         return (loss * share).sum() / unit
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, misc, unused-ignore]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = [
-            grad * g if need else None
-            for g, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        ]
-        return (*gradients, *(None,) * 7)
+        gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        for at, gradient in zip((0, 1, 2, 3, 7), ctx.saved_tensors, strict=True):
+            if ctx.needs_input_grad[at]:
+                gradients[at] = grad * gradient
+        return tuple(gradients)

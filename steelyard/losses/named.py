@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from steelyard.losses.debiased import debiased_contrastive, hard_contrastive
 from steelyard.losses.noise_contrastive import sampled_bce
 from steelyard.losses.pairwise import bpr, bpr_max, top1_max
 from steelyard.losses.softmax import sampled_softmax
-from steelyard.losses.softmax_variants import psl
+from steelyard.losses.softmax_variants import psl, sl_at_k
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Scored:
         mask: bool, broadcastable to `negative`: True leaves a draw out.
         scale: inverse temperature.
         n_items: size of the catalogue.
+        threshold: float, (P,): of a loss at K, the similarity that the query's K-th best item has.
     """
 
     positive: Tensor
@@ -36,6 +38,7 @@ class Scored:
     mask: Tensor | None
     scale: float
     n_items: int
+    threshold: Tensor | None = None
 
     @property
     def scores(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -58,10 +61,12 @@ class RetrievalLoss:
     Args:
         name: its name in `LOSSES`.
         number: power, weight, share or calibration; what it is says `LOSSES`.
+        k: of a loss at K, how long the list is that counts; 0 for the others.
     """
 
     name: str
     number: float
+    k: int = 0
 
     def __call__(self, batch: Scored) -> Tensor:
         """The mean loss of a batch."""
@@ -72,7 +77,18 @@ class RetrievalLoss:
         """The arguments by which `fused_sampled_softmax` is this loss, or None if it is not."""
         if self.name == "softmax":
             return {}
+        if self.name == "sl@k":
+            return {"decoupled": True}
         return {"decoupled": True, "power": self.number} if self.name == "bsl" else None
+
+    def weight(self, similarity: Tensor, threshold: Tensor) -> Tensor:
+        """How much each positive counts in a loss at K: sigmoid((similarity - threshold) / number).
+
+        Args:
+            similarity: float, (P,): of the positives; the weight passes its gradient on.
+            threshold: float, (P,): the similarity of the query's K-th best item.
+        """
+        return ((similarity - threshold) / self.number).sigmoid()
 
     @property
     def bounded(self) -> bool:
@@ -93,6 +109,7 @@ LOSSES: dict[str, _Named] = {
     "softmax": _Named(lambda b, _: sampled_softmax(*b.scores)),
     "bsl": _Named(lambda b, x: bilateral_softmax(*b.scores, power=x), 1.2, bounded=True),
     "psl": _Named(lambda b, _: psl(*b.similarities, temperature=1 / b.scale), bounded=True),
+    "sl@k": _Named(lambda b, x: _sl_at_k(b, x), 2.0, low=1e-3, bounded=True),
     "debiased": _Named(
         lambda b, x: debiased_contrastive(*b.similarities, temperature=1 / b.scale, tau_plus=x), 0.01, high=0.99,
         bounded=True,
@@ -110,14 +127,31 @@ LOSSES: dict[str, _Named] = {
 }  # fmt: skip
 """Losses that train a retriever, by name, with what their number is:
 
-softmax: none. bsl: power of the sum (1.2). psl: none. debiased: share of positives among unknown items (0.01). hard:
+softmax: none. bsl: power of the sum (1.2). psl: none. sl@k: a name for each length of list, as "sl@20"; temperature of
+the weights (2). debiased: share of positives among unknown items (0.01). hard:
 concentration on hard negatives (0.5). ccl: weight of the negatives (10). bpr, top1-max, bce: none. bpr-max: weight of
 the squared scores (0). gbce: calibration t (0.75).
 """
 
 
+def _sl_at_k(batch: Scored, weight_temperature: float) -> Tensor:
+    if batch.threshold is None:
+        raise ValueError("The loss sl@k needs the threshold of each positive's query.")
+    positive, negative, log_expected, mask = batch.similarities
+    return sl_at_k(
+        positive,
+        negative,
+        batch.threshold,
+        log_expected,
+        mask,
+        temperature=1 / batch.scale,
+        weight_temperature=weight_temperature,
+        decoupled=True,
+    )
+
+
 def retrieval_loss(spec: str) -> RetrievalLoss:
-    """Make the loss that a name stands for: `softmax`, `bsl:1.2`, `gbce:0.75`.
+    """Make the loss that a name stands for: `softmax`, `bsl:1.2`, `sl@20`, `gbce:0.75`.
 
     Args:
         spec: a name in `LOSSES`, with its number after a colon or without.
@@ -129,11 +163,15 @@ def retrieval_loss(spec: str) -> RetrievalLoss:
         ValueError: an unknown name, a number that the name does not take, or one out of its range.
     """
     name, colon, written = spec.partition(":")
-    if name not in LOSSES:
-        raise ValueError(f"loss must be one of {', '.join(LOSSES)}, some with :NUMBER; got {spec!r}.")
+    at_k = re.fullmatch(r"sl@([1-9]\d{0,4})", name)
+    k = int(at_k[1]) if at_k else 0
+    name = "sl@k" if at_k else name
+    if name not in LOSSES or (name == "sl@k" and not k):
+        names = ", ".join(LOSSES).replace("sl@k", "sl@K (such as sl@20)")
+        raise ValueError(f"loss must be one of {names}, some with :NUMBER; got {spec!r}.")
     known = LOSSES[name]
     if not colon:
-        return RetrievalLoss(name, 0.0 if known.default is None else known.default)
+        return RetrievalLoss(name, 0.0 if known.default is None else known.default, k)
     if known.default is None:
         raise ValueError(f"The loss {name} takes no number, got {spec!r}.")
     try:
@@ -145,4 +183,4 @@ def retrieval_loss(spec: str) -> RetrievalLoss:
         raise ValueError(
             f"The number of {name} must lie between {known.low:g} and {min(known.high, 1e6):g}, got {written!r}."
         )
-    return RetrievalLoss(name, number)
+    return RetrievalLoss(name, number, k)

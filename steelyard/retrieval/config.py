@@ -38,7 +38,7 @@ class TrainConfig:
             "in-batch+uniform", "everything" (the full softmax), "top50+uniform" and others that adapt to the query.
         loss: as `steelyard.losses.retrieval_loss` reads it: "softmax" (sampled softmax: the likelihood of the
             positives), "bsl:1.2" (bilateral softmax: negatives push more than a likelihood asks, which holds
-            back the fit of noisy positives), "bpr", "gbce:0.75" and others.
+            back the fit of noisy positives), "sl@20" (the top 20), "bpr", "gbce:0.75" and others.
         candidates: draws shared by each batch, K.
         dim: length of the vectors; for "vectors" 0, which becomes that of the vectors given.
         epochs: passes over the data at most.
@@ -58,7 +58,7 @@ class TrainConfig:
         adapter: of "vectors" alone: "linear" or "mlp".
         adapt: of "vectors" alone: the side with an adapter, "query", "document" or "both".
         cell: of "sequence" alone: "transformer" or "gru".
-        length: of "sequence" alone: how many of a user's last items are looked at.
+        length: of "sequence" alone: how many items a state looks back at; longer histories train in windows of it.
         layers: of "sequence" alone: blocks of the transformer, or layers of the GRU.
 
     Raises:

@@ -10,12 +10,13 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from steelyard.draws import Draws
-from steelyard.losses import RetrievalLoss, Scored, fused_sampled_softmax
+from steelyard.losses import RetrievalLoss, Scored, fused_sampled_softmax, top_k_threshold
 from steelyard.optim import RowAdagrad, RowAdam
 from steelyard.retrieval.config import TrainConfig
 from steelyard.weights import effective_sample_size
 
 ESS_QUERIES = 64
+THRESHOLD_ROWS = 256
 
 
 class Model(nn.Module):
@@ -53,8 +54,13 @@ def batch_loss(
         hits: (rows, columns) of the draws to leave out.
         n_items: size of the catalogue.
     """
+    threshold = weight = None
+    if loss.k:
+        own = (positive / scale).detach()
+        threshold = thresholds(own, queries, candidates, draws.log_expected, owner, hits, loss.k)[owner]
+        weight = loss.weight(positive / scale, threshold)
     if draws.ids.ndim == 1 and loss.fused is not None:
-        return fused_sampled_softmax(
+        mean = fused_sampled_softmax(
             positive,
             queries,
             candidates,
@@ -62,15 +68,63 @@ def batch_loss(
             scale=scale,
             owner=owner,
             hits=hits,
+            weight=weight,
             **loss.fused,  # type: ignore[arg-type]
         )
+        return mean if weight is None else mean * weight.mean()
     negative = scores(scale, queries, candidates)
     mask = torch.zeros(negative.shape, dtype=torch.bool)
     mask[hits] = True
     log_expected = draws.log_expected.to(negative.dtype).expand_as(negative)
+    number = float(scale.detach())
     return loss(
-        Scored(positive, negative[owner], log_expected[owner], mask[owner], float(scale.detach()), n_items)
+        Scored(positive, negative[owner], log_expected[owner], mask[owner], number, n_items, threshold)
     )
+
+
+@torch.no_grad()
+def thresholds(
+    positive: Tensor,
+    queries: Tensor,
+    candidates: Tensor,
+    log_expected: Tensor,
+    owner: Tensor,
+    hits: tuple[Tensor, Tensor],
+    k: int,
+) -> Tensor:
+    """The similarity of each query's K-th best item of all, estimated from its positives and the weighed draws.
+
+    Args:
+        positive: float, (P,): similarities.
+        queries: float, (B, d).
+        candidates: float, (K, d) shared, or (B, K, d).
+        log_expected: float, of the draws.
+        owner: int64, (P,), never falling: the query of each positive.
+        hits: (rows, columns) of the draws to leave out, rows never falling.
+        k: length of the list.
+
+    Returns:
+        float, (B,); -inf where positives and draws stand for fewer than k items.
+    """
+    shared, n = candidates.ndim == 2, len(queries)
+    counts = torch.bincount(owner, minlength=n)
+    column = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
+    own = positive.new_full((n, int(counts.max())), -math.inf)
+    own[owner, column] = positive
+    # A draw that stands for one item or more lets the first k tell; others need all of them.
+    few = k if bool((log_expected <= 0).all()) else candidates.shape[-2]
+    out = []
+    for start in range(0, n, THRESHOLD_ROWS):
+        rows = slice(start, start + THRESHOLD_ROWS)
+        score = scores(queries.new_ones(()), queries[rows], candidates if shared else candidates[rows])
+        inside = (hits[0] >= start) & (hits[0] < start + THRESHOLD_ROWS)
+        score[hits[0][inside] - start, hits[1][inside]] = -math.inf
+        weighed = log_expected.expand(n, -1)[rows]
+        if few < score.shape[1]:
+            score, column = score.topk(few, -1)
+            weighed = weighed.gather(1, column)
+        out.append(top_k_threshold(score, weighed.to(score.dtype), k=k, own=own[rows]))
+    return torch.cat(out)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.interactions import Interactions
 
 AT_ONCE = 256
+GROUPS = 4
 
 
 def histories(data: Interactions) -> Ragged:
@@ -33,22 +34,24 @@ def histories(data: Interactions) -> Ragged:
 class SequenceModel(nn.Module):
     """The state after each item of a sequence scores every item as the next one.
 
-        e_t = sqrt(d) y_(s_t) + p_t                               the last `length` items, p_t counted from the end
+        e_t = sqrt(d) y_(s_t) + p_t                               at most `length` items, p_t counted from the end
         transformer, each layer:  x <- x + attention(norm(x)),  x <- x + W2 relu(W1 norm(x));  h = norm(x), causal
         gru:                      h = GRU(e) without p
         score(t, i) = <h_t, y_i> / temperature,      both of length 1 for "cosine"
 
     Items have one table y for input and output, with sparse gradients; layers are dense. Sequences are laid out
-    from the left, so that causality alone keeps padding away from what is real.
+    from the left, so that causality alone keeps padding away from what is real. In training a longer history is
+    cut into windows of `length`, at places that change from pass to pass, so that every item but a user's first is a
+    target once a pass; recommendations look at the last window.
 
     Args:
         n_items: number of items.
         dim: length of the vectors.
         cell: "transformer" or "gru".
-        length: how many of a user's last items are looked at.
+        length: how many items a state looks back at.
         layers: transformer blocks, of one head, or layers of the GRU.
         cosine: normalise states and item vectors.
-        dropout: share of entries left out of inputs, attention weights and layer outputs in training.
+        dropout: share of entries left out of inputs and layer outputs in training.
         items_of: histories to train on; None once training is over.
         n_states: how many states `finish` will have left, for a model to load weights into.
         generator: source of initial weights.
@@ -113,18 +116,18 @@ class SequenceModel(nn.Module):
         )
 
     def account(self) -> str:
-        """How many histories are cut to the window, and how many users give no training pair."""
+        """How many histories are cut into windows, and how many users give no training pair."""
         counts = self._needed().counts
         cut, alone = int((counts > self.length + 1).sum()), int((counts == 1).sum())
         return (
             f"{int(self.pair_counts.sum()):,} (position, next item) pairs; {cut:,} of {len(counts):,} users have more "
-            f"than {self.length + 1} items and keep the last ones; {alone:,} have one item and give no pair."
+            f"than {self.length + 1} items and are cut into windows; {alone:,} have one item and give no pair."
         )
 
     @property
     def pair_counts(self) -> Tensor:
         """How many (position, next item) pairs each user gives, int64, (n_users,)."""
-        return (self._needed().counts - 1).clamp(min=0, max=self.length)
+        return (self._needed().counts - 1).clamp(min=0)
 
     def pairs(
         self, users: Tensor, *, generator: torch.Generator | None = None
@@ -133,15 +136,26 @@ class SequenceModel(nn.Module):
 
         Args:
             users: int64, (n,), each with two items or more.
-            generator: of the dropout.
+            generator: of the dropout and of where long histories are cut; None cuts them from the end.
 
         Returns:
             States (P, d), items (P,), and the place in `users` of each pair's user (P,).
         """
-        rows = _last(self._needed().take(users), self.length + 1)
-        before = Ragged(rows.offsets - torch.arange(len(rows) + 1), _without_ends(rows, first=False))
-        states, real = self._run(before, self.dropout, generator)
-        return self._finish(states[real]), _without_ends(rows, first=True), before.row_index()
+        rows = self._needed().take(users)
+        shift = torch.zeros(len(rows), dtype=torch.int64)
+        if generator is not None:
+            shift = torch.randint(self.length, shift.shape, generator=generator)
+        windows = _windows(rows, self.length, shift)
+        before = Ragged(windows.offsets - torch.arange(len(windows) + 1), _without_ends(windows, first=False))
+        owner = torch.repeat_interleave(torch.arange(len(rows)), rows.counts - 1)
+        # Windows of like length together: less padding.
+        order = torch.argsort(before.counts, stable=True)
+        place = Ragged(before.offsets, torch.arange(len(owner)))
+        states = torch.empty(len(owner), self.item.embedding_dim, dtype=self.item.weight.dtype)
+        for some in order.chunk(min(GROUPS, len(order))):
+            run, real = self._run(before.take(some), self.dropout, generator)
+            states = states.index_copy(0, place.take(some).values, run[real])
+        return self._finish(states), _without_ends(windows, first=True), owner
 
     def queries(self, users: Tensor) -> Tensor:
         """The state after all that each user took, (n,) -> (n, d)."""
@@ -179,9 +193,8 @@ class SequenceModel(nn.Module):
             return _drop(states, dropout, generator), real
         from_end = (self.length - rows.counts.unsqueeze(1) + column).clamp(max=self.length - 1)
         x = _drop(x + self.place[from_end], dropout, generator)
-        future = column > column.unsqueeze(1)
         for block in self.blocks:
-            x = block(x, future, dropout, generator)
+            x = block(x, dropout, generator)
         return self.last(x), real
 
     def _finish(self, vectors: Tensor) -> Tensor:
@@ -202,12 +215,11 @@ class _Block(nn.Module):
         self.project, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.inner, self.outer = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, future: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor:
-        query, key, value = self.project(self.before(x)).chunk(3, dim=-1)
-        weight = query @ key.transpose(1, 2) / math.sqrt(x.shape[-1])
-        weight = weight.masked_fill(future, -math.inf).softmax(-1)
-        attended = self.out(_drop(weight, dropout, generator) @ value)
-        x = x + _drop(attended, dropout, generator)
+    def forward(self, x: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor:
+        # One head, (n, 1, L, d): the form for which PyTorch has a kernel that never holds the L x L weights.
+        query, key, value = self.project(self.before(x)).unsqueeze(1).chunk(3, dim=-1)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True).squeeze(1)
+        x = x + _drop(self.out(attended), dropout, generator)
         inner = _drop(functional.relu(self.inner(self.between(x))), dropout, generator)
         return x + _drop(self.outer(inner), dropout, generator)
 
@@ -236,6 +248,28 @@ def _last(rows: Ragged, length: int) -> Ragged:
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     shift = torch.repeat_interleave(rows.offsets[1:] - counts - offsets[:-1], counts)
     return Ragged(offsets, rows.values[torch.arange(len(shift)) + shift])
+
+
+def _windows(rows: Ragged, length: int, shift: Tensor) -> Ragged:
+    """Rows cut into windows that overlap by one value, so that each value but a row's first follows another once.
+
+    A row of at most `length` + 1 values is one window. A longer one is cut `length` and `length` from its end, the
+    last window being shorter by its row's `shift`, in [0, length).
+    """
+    pairs = rows.counts - 1
+    shift = shift.masked_fill(pairs <= length, 0)
+    counts = (pairs + shift + length - 1) // length
+    row = torch.repeat_interleave(torch.arange(len(rows)), counts)
+    from_end = counts.cumsum(0)[row] - 1 - torch.arange(len(row))
+    near = (from_end * length - shift[row]).clamp(min=0)
+    far = torch.minimum(pairs[row], (from_end + 1) * length - shift[row])
+    sizes = far - near + 1
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    first = rows.offsets[1:][row] - far - 1
+    return Ragged(
+        offsets,
+        rows.values[torch.arange(int(offsets[-1])) + torch.repeat_interleave(first - offsets[:-1], sizes)],
+    )
 
 
 def _without_ends(rows: Ragged, *, first: bool) -> Tensor:

@@ -19,14 +19,14 @@ def case(b: int, k: int, d: int, seed: int, dtype: torch.dtype = torch.float64) 
         "candidates": make(k, d).requires_grad_(),
         "scale": torch.tensor(1.7, dtype=dtype, requires_grad=True),
         "log_expected": make(k),
-        "weight": torch.rand(b, generator=g, dtype=dtype) + 0.1,
+        "weight": (torch.rand(b, generator=g, dtype=dtype) + 0.1).requires_grad_(),
         "mask": torch.rand(b, k, generator=g) < 0.2,
     }
 
 
 @settings(max_examples=40)
 @given(
-    b=st.integers(1, 70),
+    b=st.integers(1, 140),
     k=st.integers(0, 20),
     d=st.integers(1, 5),
     positives=st.integers(1, 150) | st.none(),
@@ -40,7 +40,7 @@ def test_value_and_gradients_equal_the_plain_loss_through_autograd(
     if positives is not None:  # several positives for some queries, none for others
         owner = mine = torch.sort(torch.randint(b, (positives,))).values
         c |= {name: case(positives, 1, 1, seed + 1)[name] for name in ("positive", "weight")}
-    inputs = (c["positive"], c["queries"], c["candidates"], c["scale"])
+    inputs = (c["positive"], c["queries"], c["candidates"], c["scale"], c["weight"])
     negative = (c["scale"] * c["queries"] @ c["candidates"].T)[mine]
     plain = sampled_softmax(c["positive"], negative, c["log_expected"], c["mask"][mine], reduction="none")
     want = (plain * c["weight"]).sum() / c["weight"].sum()
@@ -53,7 +53,7 @@ def test_value_and_gradients_equal_the_plain_loss_through_autograd(
         owner=owner,
         hits=c["mask"].nonzero(as_tuple=True),
         weight=c["weight"],
-        chunk_bytes=1,  # the smallest blocks: 32 queries
+        chunk_bytes=1,  # the smallest blocks: 64 queries
     )
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
     for g, w in zip(torch.autograd.grad(3 * got, inputs), torch.autograd.grad(3 * want, inputs), strict=True):
@@ -197,8 +197,6 @@ def test_what_gets_no_gradient_may_not_ask_for_one() -> None:
     wanting = torch.zeros(4, requires_grad=True)
     with pytest.raises(ValueError, match="log_expected gets no gradient"):
         fused_sampled_softmax(*args, wanting)
-    with pytest.raises(ValueError, match="weight gets no gradient"):
-        fused_sampled_softmax(*args, weight=torch.ones(2, requires_grad=True))
     with torch.no_grad():
         assert float(fused_sampled_softmax(*args, wanting)) == pytest.approx(math.log(5))
 

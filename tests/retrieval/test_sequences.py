@@ -1,18 +1,21 @@
 """Sequences: a state sees the past alone, padding counts for nothing, and what comes next is found."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from steelyard.ragged import Ragged
 from steelyard.retrieval import Interactions, Reading, Retriever, TrainConfig, loop, train
 from steelyard.retrieval.job import build, partition
 from steelyard.retrieval.loop import Step
-from steelyard.retrieval.sequences import SequenceModel, histories
+from steelyard.retrieval.sequences import SequenceModel, _windows, histories
 from tests.cli.running import steelyard
 from tests.retrieval import planted
 from tests.retrieval.test_training import Stop, assert_same_model
@@ -73,17 +76,43 @@ def test_histories_are_in_the_order_of_time_and_equal_times_in_that_of_the_rows(
 
 
 @CELLS
-def test_the_training_pairs_are_each_position_of_the_window_with_the_next_item(cell: str) -> None:
+def test_the_training_pairs_are_each_position_with_the_next_item_in_windows_of_the_length(cell: str) -> None:
     rows = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11, 12], [13, 14]]
     encoder = model(cell, rows)
-    assert encoder.pair_counts.tolist() == [2, 0, 5, 1]
+    assert encoder.pair_counts.tolist() == [2, 0, 7, 1]
     states, items, owner = encoder.pairs(torch.tensor([2, 0, 3]))
-    assert items.tolist() == [8, 9, 10, 11, 12, 2, 3, 14]
-    assert owner.tolist() == [0, 0, 0, 0, 0, 1, 1, 2]
-    assert states.shape == (8, 8)
-    assert "9 (position" not in encoder.account()
-    assert "8 (position, next item) pairs; 1 of 4 users" in encoder.account()
+    assert items.tolist() == [6, 7, 8, 9, 10, 11, 12, 2, 3, 14]
+    assert owner.tolist() == [0] * 7 + [1, 1, 2]
+    for at, window in ((1, [5, 6]), (6, [7, 8, 9, 10, 11]), (8, [1, 2]), (9, [13])):
+        torch.testing.assert_close(states[at], encoder.after(of(window))[0])
+    assert "10 (position, next item) pairs; 1 of 4 users" in encoder.account()
     assert "1 have one item" in encoder.account()
+
+
+@settings(max_examples=100)
+@given(
+    counts=st.lists(st.integers(2, 30), min_size=1, max_size=6),
+    length=st.integers(1, 8),
+    seed=st.integers(0, 99),
+)
+def test_windows_hold_each_step_of_a_history_once_wherever_they_are_cut(
+    counts: list[int], length: int, seed: int
+) -> None:
+    rows = Ragged(torch.tensor([0, *counts]).cumsum(0), torch.arange(sum(counts)))
+    shift = torch.randint(length, (len(counts),), generator=torch.Generator().manual_seed(seed))
+    windows = _windows(rows, length, shift)
+    assert int(windows.counts.max()) <= length + 1
+    steps = [pair for w in range(len(windows)) for pair in pairwise(windows.row(w).tolist())]
+    assert steps == [pair for r in range(len(rows)) for pair in pairwise(rows.row(r).tolist())]
+
+
+def test_long_histories_are_cut_elsewhere_in_each_pass() -> None:
+    encoder = model("gru", [list(range(1, 18))])
+    g = torch.Generator().manual_seed(0)
+    runs = [encoder.pairs(torch.tensor([0]), generator=g) for _ in range(20)]
+    assert all(items.tolist() == list(range(2, 18)) for _, items, _ in runs)
+    alone = encoder.after(of([13]))[0]  # 13 begins a window where one is cut there
+    assert 0 < sum(bool(torch.allclose(states[12], alone, atol=1e-6)) for states, _, _ in runs) < 20
 
 
 @CELLS
@@ -96,8 +125,7 @@ def test_a_state_is_that_of_its_past_alone_however_the_batch_is_padded(cell: str
         with torch.no_grad():
             encoder.place.zero_()  # a shorter past stands elsewhere in the window
     states, _, owner = encoder.pairs(torch.arange(3))
-    for row, user in enumerate([3, 1, 4, 1, 5, 9][:-1]):
-        del user
+    for row in range(5):
         alone = encoder.after(of(rows[0][: row + 1]))
         torch.testing.assert_close(states[owner == 0][row], alone[0])
     for row in range(2):
