@@ -45,6 +45,9 @@ def command(
         str | None,
         typer.Option(help="mf (ids), text, vectors or sequence; default: what the columns say, else mf."),
     ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="For sequence: settings named sasrec, gsasrec, tron or gru4rec.")
+    ] = None,
     query_vectors: Annotated[
         Path | None, typer.Option(help="For vectors: .npy, (queries, d), row = the query's number in PATH.")
     ] = None,
@@ -82,6 +85,9 @@ def command(
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate at the start.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="adagrad or adam, both row-wise.")] = None,
+    dropout: Annotated[
+        float | None, typer.Option(help="Share of entries of a query vector that a step leaves out.")
+    ] = None,
     similarity: Annotated[str | None, typer.Option(help="cosine or dot.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Scores are similarities divided by it.")] = None,
     learn_temperature: Annotated[
@@ -89,6 +95,12 @@ def command(
     ] = None,
     patience: Annotated[
         int | None, typer.Option(help="Epochs without a better validation score before stopping; 0 never.")
+    ] = None,
+    validation: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of held-out users' pairs that choose the epoch; 0: train on all, to the end."
+        ),
     ] = None,
     metric: Annotated[
         str | None, typer.Option(help="Validation score that chooses the epoch, such as ndcg@20.")
@@ -118,19 +130,22 @@ def command(
         )
     changes = {
         "negatives": negatives, "loss": loss, "candidates": candidates, "dim": dim, "epochs": epochs, "batch": batch, "lr": lr,
-        "optimizer": optimizer, "similarity": similarity, "temperature": temperature,
-        "learn_temperature": learn_temperature, "patience": patience, "metric": metric, "seed": seed,
+        "optimizer": optimizer, "dropout": dropout, "similarity": similarity, "temperature": temperature,
+        "learn_temperature": learn_temperature, "patience": patience, "validation": validation, "metric": metric, "seed": seed,
         "adapter": adapter, "adapt": adapt, "cell": cell, "length": length, "layers": layers,
     }  # fmt: skip
     folder = out or Path("runs") / ("demo" if demo else _stem(data or []))
 
     from steelyard.reports import write_training_report
     from steelyard.retrieval import Stopped, TrainConfig, train
-    from steelyard.retrieval.config import DEFAULTS
+    from steelyard.retrieval.config import DEFAULTS, preset_changes
     from steelyard.retrieval.demo import documentation_pairs
 
     if model is not None and model not in DEFAULTS:
         raise ValueError(f"Unknown model {model!r}; there are mf and text, vectors and sequence.")
+    if preset is not None:
+        model, named = preset_changes(preset, model)
+        changes = named | {name: value for name, value in changes.items() if value is not None}
     frozen = GivenVectors(model, query_vectors, document_vectors, encoder)
     if demo:
         pairs, held = documentation_pairs(), None

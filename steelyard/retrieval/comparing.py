@@ -277,6 +277,8 @@ def _parts(
     data: Interactions, test: Interactions | None, base: TrainConfig, models: set[str], split_by: str
 ) -> Parts:
     """What is trained on and asked, the same for all models."""
+    if not base.validation:
+        raise ValueError("A comparison tunes every cell on validation data: give a validation share above 0.")
     kind = "vectors" if "vectors" in models else "text" if data.is_text else "mf"
     shared = {"validation": base.validation, "validation_users": base.validation_users, "seed": base.seed}
     parts = partition(data, test, TrainConfig.of(kind, **shared), split_by)  # type: ignore[arg-type]

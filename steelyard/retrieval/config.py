@@ -52,7 +52,8 @@ class TrainConfig:
         learn_temperature: train the temperature too.
         patience: stop after so many evaluations in a row without a better validation score; 0 never.
         metric: validation score that chooses the epoch, such as "ndcg@20".
-        validation: share of the held-out users' interactions that is carved out for validation.
+        validation: share of the held-out users' interactions that is carved out for validation; 0 trains on
+            everything, and on to the last epoch.
         validation_users: how many users (text: queries) are held out from at most.
         seed: seed of everything random.
         adapter: of "vectors" alone: "linear" or "mlp".
@@ -133,8 +134,8 @@ class TrainConfig:
             raise ValueError(f"decay must lie in (0, 1], got {self.decay}.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}.")
-        if not 0 < self.validation < 1:
-            raise ValueError(f"validation must lie strictly between 0 and 1, got {self.validation}.")
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation must lie in [0, 1), got {self.validation}.")
         self._check_own()
 
     def _check_own(self) -> None:
@@ -256,3 +257,35 @@ DEFAULTS: dict[str, TrainConfig] = {
         layers=2,
     ),
 }
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "sasrec": {"loss": "bce", "candidates": 256},
+    "gsasrec": {"loss": "gbce:0.75", "candidates": 256},
+    "tron": {"negatives": "in-batch+uniform"},
+    "gru4rec": {
+        "cell": "gru",
+        "layers": 1,
+        "loss": "bpr-max",
+        "negatives": "in-batch+popularity:0.75",
+    },
+}
+"""Losses and negatives of published sequence models by name; candidates are shared by the batch, scores are cosines."""
+
+
+def preset_changes(name: str, model: str | None) -> tuple[Model, dict[str, Any]]:
+    """The model and the settings that a preset stands for.
+
+    Args:
+        name: in `PRESETS`.
+        model: the one asked for besides, or None.
+
+    Raises:
+        ValueError: an unknown preset, or one of another model.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"Unknown preset {name!r}; there are {', '.join(PRESETS)}.")
+    if model not in (None, "sequence"):
+        raise ValueError(
+            f"The preset {name} is of the model sequence, and the model is {model!r}: leave one."
+        )
+    return "sequence", dict(PRESETS[name])

@@ -134,7 +134,7 @@ def train(
             known,
             parts.train.item_counts(),
             config,
-            validate=validator(model, parts.validation, known, config.metric),
+            validate=validator(model, parts.validation, known, config.metric) if config.validation else None,
             folder=folder,
             data={"data": data.fingerprint(), "test": parts.test.fingerprint(), "split": split_by} | made,
             resume=resume and folder is not None and has_checkpoint(folder),
@@ -142,9 +142,12 @@ def train(
             watch=watch,
         )
         retriever = _retriever(model, config, data, parts)
-        say(
-            f"Best epoch {counters.best_epoch + 1} of {counters.epoch}; ranking all {data.n_items:,} items for the test."
+        chosen = (
+            f"Best epoch {counters.best_epoch + 1} of {counters.epoch}"
+            if config.validation
+            else "The last epoch"
         )
+        say(f"{chosen}; ranking all {data.n_items:,} items for the test.")
         seconds = round(time.monotonic() - started, 1)
         if folder is not None:
             retriever.save(folder)
@@ -253,15 +256,17 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
     rest = data
     if test is None:
         rest, test = _split(data, split_by, config, seed=config.seed)
-    users = None if split_by == "time" else config.validation_users
-    try:
-        kept, validation = _split(
-            rest, split_by, config, fraction=config.validation, users=users, seed=config.seed + 1
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"No validation data can be carved out of what is left for training: {error}"
-        ) from None
+    kept, validation = rest, rest.select(torch.zeros(len(rest), dtype=torch.bool))
+    if config.validation:
+        users = None if split_by == "time" else config.validation_users
+        try:
+            kept, validation = _split(
+                rest, split_by, config, fraction=config.validation, users=users, seed=config.seed + 1
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"No validation data can be carved out of what is left for training: {error}"
+            ) from None
 
     seen = (
         rest.known() if not data.is_text else Ragged.from_pairs(rest.users[:0], rest.items[:0], test.n_users)

@@ -111,8 +111,9 @@ def thresholds(
     column = torch.arange(len(owner)) - (counts.cumsum(0) - counts)[owner]
     own = positive.new_full((n, int(counts.max())), -math.inf)
     own[owner, column] = positive
-    # A draw that stands for one item or more lets the first k tell; others need all of them.
-    few = k if bool((log_expected <= 0).all()) else candidates.shape[-2]
+    # Where each draw stands for m items at least, the first k / m of them tell.
+    most = float(log_expected.max()) if log_expected.numel() else 0.0
+    few = max(1, math.ceil(k * math.exp(min(most, 700.0)) * (1 - 1e-6)))
     out = []
     for start in range(0, n, THRESHOLD_ROWS):
         rows = slice(start, start + THRESHOLD_ROWS)

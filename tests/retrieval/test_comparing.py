@@ -143,6 +143,19 @@ def texts_and_ids() -> tuple[Interactions, Interactions]:
     return planted.texts(), replace(ids, times=None)
 
 
+def test_a_comparison_without_validation_data_is_refused(tmp_path: Path) -> None:
+    cells = [Cell("softmax", "uniform"), Cell("bpr", "uniform")]
+    with pytest.raises(ValueError, match="validation share above 0"):
+        compare(
+            texts_and_ids()[1],
+            None,
+            cells,
+            minutes=0.01,
+            config=replace(SMALL, validation=0.0),
+            out=tmp_path / "c",
+        )
+
+
 @pytest.mark.parametrize(
     ("models", "texts", "more", "said"),
     [

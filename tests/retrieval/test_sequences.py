@@ -1,6 +1,7 @@
 """Sequences: a state sees the past alone, padding counts for nothing, and what comes next is found."""
 
 import json
+import shlex
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from steelyard.ragged import Ragged
 from steelyard.retrieval import Interactions, Reading, Retriever, TrainConfig, loop, train
+from steelyard.retrieval.config import PRESETS, preset_changes
 from steelyard.retrieval.job import build, partition
 from steelyard.retrieval.loop import Step
 from steelyard.retrieval.sequences import SequenceModel, _windows, histories
@@ -278,6 +280,16 @@ def test_what_does_not_fit_is_refused() -> None:
         )  # fmt: skip
 
 
+def test_presets_are_settings_of_sequence_that_options_win_over() -> None:
+    for name in PRESETS:
+        model, changes = preset_changes(name, None)
+        assert TrainConfig.of(model, **changes).to_dict().items() >= changes.items()
+    with pytest.raises(ValueError, match="there are sasrec"):
+        preset_changes("bert4rec", None)
+    with pytest.raises(ValueError, match="of the model sequence"):
+        preset_changes("gru4rec", "mf")
+
+
 def test_the_command_trains_on_sessions_in_their_order(tmp_path: Path) -> None:
     data = chains(times=False)
     frame = {
@@ -285,22 +297,14 @@ def test_the_command_trains_on_sessions_in_their_order(tmp_path: Path) -> None:
         "item": data.item_ids.gather(data.items.numpy()),
     }
     pl.DataFrame(frame).write_csv(tmp_path / "s.csv")
-    words = (
-        "--model",
-        "sequence",
-        "--cell",
-        "gru",
-        "--layers",
-        "1",
-        "--length",
-        "8",
-        "--epochs",
-        "3",
-        "--dim",
-        "8",
+    words = shlex.split(
+        "--preset gru4rec --loss bpr --length 8 --epochs 3 --dim 8 --dropout 0.2 --validation 0"
     )
     done = steelyard("train", "s.csv", *words, "--candidates", "16", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["training"]["cell"] == "gru"
+    training = json.loads(done.stdout)["training"]
+    wanted = ("gru", 1, "bpr", "in-batch+popularity:0.75", 0.2, 0.0)
+    names = ("cell", "layers", "loss", "negatives", "dropout", "validation")
+    assert tuple(training[name] for name in names) == wanted
     done = steelyard("recommend", "runs/s", "--user", "u3", "-k", "2", "--json", cwd=tmp_path)
     assert len(json.loads(done.stdout)) == 2

@@ -106,6 +106,20 @@ def test_the_test_set_takes_no_part_in_choosing_the_epoch() -> None:
     torch.testing.assert_close(a.retriever.item_vectors, b.retriever.item_vectors, rtol=0, atol=0)
 
 
+def test_without_validation_it_trains_on_everything_and_to_the_last_epoch(tmp_path: Path) -> None:
+    data = planted.interactions()
+    config = TrainConfig.of("mf", dim=8, epochs=6, lr=0.05, temperature=0.2, patience=2, validation=0.0)
+    said: list[str] = []
+    trained = train(data, config=config, out=tmp_path / "run", say=said.append)
+    assert " 0 for validation" in said[0]
+    assert any("The last epoch" in line for line in said)
+    metrics = trained.metrics
+    assert metrics["best_epoch"] == 5
+    assert metrics["best_validation"] == {"ndcg@20": None}
+    assert [entry["validation"] for entry in metrics["epochs"]] == [{}] * 6
+    assert "Validation ndcg@20" not in write_training_report(tmp_path / "run").read_text(encoding="utf-8")
+
+
 def test_early_stopping_keeps_the_best_epoch_not_the_last() -> None:
     config = TrainConfig.of(
         "mf", candidates=32, dim=8, epochs=60, batch=8, lr=1.0, patience=3, temperature=0.05
