@@ -377,6 +377,11 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     if holds_other(folder / VECTORS):
         found = (found - {VECTORS}) | {f"{VECTORS} of another kind"}
     foreign = sorted(found - OURS)
+    if not found & {
+        LOG,
+        CHECKPOINT,
+    }:  # every run has a log; without one the names alone do not make files ours
+        foreign += sorted(found & OURS - {VECTORS})
     if foreign:
         raise FileExistsError(
             f"{folder} holds {', '.join(foreign[:3])}, which steelyard did not write; give another --out."

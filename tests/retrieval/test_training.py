@@ -423,6 +423,16 @@ def test_resuming_needs_a_checkpoint_and_touches_nothing_foreign(tmp_path: Path)
     assert (tmp_path / "log.jsonl").read_text() == "mine\n"
 
 
+def test_overwriting_leaves_a_model_of_other_makers_alone(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(
+        FileExistsError, match=r"config\.json, model\.safetensors, which steelyard did not write"
+    ):
+        train(planted.interactions(), config=SMALL, out=tmp_path, overwrite=True)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 @pytest.mark.parametrize("negatives", ["popularity:nan", "nothing"])
 def test_overwriting_destroys_nothing_before_the_new_run_is_known_to_be_possible(
     tmp_path: Path, negatives: str
