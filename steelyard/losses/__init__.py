@@ -78,11 +78,17 @@ from steelyard.losses.pairwise import bpr, bpr_max, top1, top1_max
 from steelyard.losses.pooling_bias import cet, pooling_log_weight
 from steelyard.losses.prototypes import class_prototypes, icnn_loss, icnn_score, proto_triplet
 from steelyard.losses.proxies import Proxies, merge_penalty, proxy_anchor, proxy_nca, soft_triple
+from steelyard.losses.quality_adaptation import (
+    degradation_rank,
+    group_contrast,
+    normalization_parameters,
+)
 from steelyard.losses.quality_triplets import quality_triplets
 from steelyard.losses.random_losses import ens_loss, random_slopes
 from steelyard.losses.regression import easy_llp, number_token, soft_levels, thurstone_fidelity
 from steelyard.losses.regression_compatible import regression_compatible
 from steelyard.losses.self_consistent_robust import linf_perturbation, self_consistent_loss
+from steelyard.losses.sentence_embedding import captioning_loss, sentence_cosine
 from steelyard.losses.soft_sorting import log_soft_permutation
 from steelyard.losses.softmax import sampled_softmax
 from steelyard.losses.softmax_variants import psl, sl_at_k, top_k_threshold
@@ -97,6 +103,12 @@ from steelyard.losses.spherical import (
 )
 from steelyard.losses.structural_similarity import ms_ssim_loss
 from steelyard.losses.submodular import set_value, submodular_loss
+from steelyard.losses.tabular_transfer import (
+    hard_label_table,
+    sampled_label_table,
+    soft_label_table,
+    squared_logit,
+)
 from steelyard.losses.threshold_consistent import (
     OperatingPoints,
     false_accept_threshold,
@@ -128,6 +140,7 @@ __all__ = [
     "bilateral_softmax",
     "bpr",
     "bpr_max",
+    "captioning_loss",
     "ccl",
     "cet",
     "circle",
@@ -138,6 +151,7 @@ __all__ = [
     "contextual_loss",
     "contextual_similarity",
     "debiased_contrastive",
+    "degradation_rank",
     "diht",
     "direct_coverage",
     "easy_llp",
@@ -147,7 +161,9 @@ __all__ = [
     "fused_sampled_softmax",
     "fused_softmax",
     "gbce",
+    "group_contrast",
     "hard_contrastive",
+    "hard_label_table",
     "hasa",
     "icnn_loss",
     "icnn_score",
@@ -186,6 +202,7 @@ __all__ = [
     "neural_ndcg",
     "nonnegative",
     "nonnegative_contrastive",
+    "normalization_parameters",
     "nt_xent",
     "number_token",
     "operating_points",
@@ -208,18 +225,22 @@ __all__ = [
     "sample_teacher",
     "sampled_bce",
     "sampled_distillation",
+    "sampled_label_table",
     "sampled_mse",
     "sampled_softmax",
     "self_consistent_loss",
+    "sentence_cosine",
     "set_value",
     "sigmoid_contrastive",
     "sinkhorn_distillation",
     "sl_at_k",
+    "soft_label_table",
     "soft_levels",
     "soft_triple",
     "spanning_tree",
     "spectral_contrastive",
     "spherical_squared_error",
+    "squared_logit",
     "squentropy",
     "submodular_loss",
     "subsampling_keep_probability",
