@@ -65,6 +65,12 @@ def command(
         int | None, typer.Option(help="For sequence: how many items a state looks back at.")
     ] = None,
     layers: Annotated[int | None, typer.Option(help="For sequence: blocks, or layers of the GRU.")] = None,
+    repeats: Annotated[
+        bool,
+        typer.Option(
+            "--repeats", help="For sequence: items come again, in histories and in what is recommended."
+        ),
+    ] = False,
     negatives: Annotated[
         str | None,
         typer.Option(
@@ -133,6 +139,7 @@ def command(
         "optimizer": optimizer, "dropout": dropout, "similarity": similarity, "temperature": temperature,
         "learn_temperature": learn_temperature, "patience": patience, "validation": validation, "metric": metric, "seed": seed,
         "adapter": adapter, "adapt": adapt, "cell": cell, "length": length, "layers": layers,
+        "repeats": repeats or None,
     }  # fmt: skip
     folder = out or Path("runs") / ("demo" if demo else _stem(data or []))
 
@@ -153,7 +160,8 @@ def command(
         pairs, held = frozen.read(data or [], test, format, roles_of(columns))
     else:
         kind = "text" if encoder is not None else "mf" if model == "sequence" else model
-        pairs, held = read_pairs(data or [], test, format, roles_of(columns), kind)
+        order = {"new_users": model == "sequence", "repeats": repeats}
+        pairs, held = read_pairs(data or [], test, format, roles_of(columns), kind, **order)
 
     def say(line: str) -> None:
         if not as_json:
@@ -231,7 +239,14 @@ class GivenVectors:
 
 
 def read_pairs(
-    data: list[str], test: list[str] | None, format: str, columns: dict[str, str] | None, model: str | None
+    data: list[str],
+    test: list[str] | None,
+    format: str,
+    columns: dict[str, str] | None,
+    model: str | None,
+    *,
+    new_users: bool = False,
+    repeats: bool = False,
 ) -> tuple[Interactions, Interactions | None]:
     from steelyard.retrieval import read_interactions, read_test
 
@@ -240,9 +255,10 @@ def read_pairs(
     kind = (
         "text" if model == "text" or (model is None and {"query", "document"} & set(columns or {})) else "ids"
     )
-    pairs = read_interactions(data, format=format, columns=columns, kind=kind)
-    held = read_test(test, pairs, format=format, columns=columns) if test else None
-    return pairs, held
+    pairs = read_interactions(data, format=format, columns=columns, kind=kind, repeats=repeats)
+    if not test:
+        return pairs, None
+    return pairs, read_test(test, pairs, format=format, columns=columns, new_users=new_users, repeats=repeats)
 
 
 def roles_of(columns: str | None) -> dict[str, str] | None:

@@ -61,6 +61,8 @@ class TrainConfig:
         cell: of "sequence" alone: "transformer" or "gru".
         length: of "sequence" alone: how many items a state looks back at; longer histories train in windows of it.
         layers: of "sequence" alone: blocks of the transformer, or layers of the GRU.
+        repeats: of "sequence" alone: items come again, so that what a user took stays in the ranking. (The data keep
+            repeats if they were read so.)
 
     Raises:
         TypeError: a value of another type.
@@ -91,6 +93,7 @@ class TrainConfig:
     cell: str = ""
     length: int = 0
     layers: int = 0
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -141,6 +144,8 @@ class TrainConfig:
     def _check_own(self) -> None:
         """What one model takes, and the others do not."""
         vectors = self.model == "vectors"
+        if self.repeats and self.model != "sequence":
+            raise ValueError(f"repeats is a setting of the model sequence, and the model is {self.model!r}.")
         for name, (model, allowed) in OWN.items():
             value = getattr(self, name)
             if self.model != model and value:

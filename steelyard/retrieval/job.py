@@ -29,7 +29,7 @@ from steelyard.retrieval.loop import LOG, Encoder, Step, fit, has_checkpoint
 from steelyard.retrieval.measuring import Parts, measure
 from steelyard.retrieval.objective import Model
 from steelyard.retrieval.retriever import Retriever
-from steelyard.retrieval.sequences import SequenceModel, histories
+from steelyard.retrieval.sequences import SequenceModel, histories, positions
 from steelyard.retrieval.splitting import split
 from steelyard.retrieval.towers import TextTowers
 from steelyard.retrieval.vectors import numbered
@@ -134,7 +134,7 @@ def train(
             known,
             parts.train.item_counts(),
             config,
-            validate=validator(model, parts.validation, known, config.metric) if config.validation else None,
+            validate=_validate(model, parts, config),
             folder=folder,
             data={"data": data.fingerprint(), "test": parts.test.fingerprint(), "split": split_by} | made,
             resume=resume and folder is not None and has_checkpoint(folder),
@@ -253,9 +253,18 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
         raise ValueError("There is one item in the catalogue, so there is nothing to rank.")
     if data.n_users < 2:
         raise ValueError("There is one user (or query), so nothing can be held out from others.")
-    rest = data
+    rest, asked = data, None
+    if test is not None and not test.item_ids.equals(data.item_ids):
+        raise ValueError("The test has another item vocabulary than the data; read it with `read_test`.")
     if test is None:
         rest, test = _split(data, split_by, config, seed=config.seed)
+    elif not data.is_text and not test.user_ids.equals(data.user_ids):
+        if config.model != "sequence":
+            raise ValueError(
+                f"The test asks about users that training does not know, and the model {config.model} has no vector for "
+                "them; the model sequence does."
+            )
+        test, asked = positions(test, config.length)
     kept, validation = rest, rest.select(torch.zeros(len(rest), dtype=torch.bool))
     if config.validation:
         users = None if split_by == "time" else config.validation_users
@@ -271,7 +280,8 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
     seen = (
         rest.known() if not data.is_text else Ragged.from_pairs(rest.users[:0], rest.items[:0], test.n_users)
     )
-    return Parts(kept, validation, test, seen, histories(rest) if config.model == "sequence" else None)
+    history = histories(rest) if config.model == "sequence" else None
+    return Parts(kept, validation, test, seen, history, asked)
 
 
 def _split(
@@ -337,6 +347,14 @@ def validator(
         return {name: result.mean(name) for name in result.names}
 
     return validate
+
+
+def _validate(model: Model, parts: Parts, config: TrainConfig) -> Callable[[], dict[str, float]] | None:
+    if not config.validation:
+        return None
+    none = parts.train.select(torch.zeros(len(parts.train), dtype=torch.bool))
+    left_out = none if config.repeats else parts.train
+    return validator(model, parts.validation, left_out.known(), config.metric)
 
 
 @torch.no_grad()

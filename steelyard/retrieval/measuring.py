@@ -40,8 +40,9 @@ class Parts:
         train: pairs that steps are taken on.
         validation: pairs that choose the epoch; out of `train`'s source, never of the test's.
         test: pairs for the final metrics.
-        seen: items each user is known to have taken outside the test: left out when ranking the test.
+        seen: items each user is known to have taken outside the test.
         history: for "sequence": the same in the order of time.
+        asked: for "sequence" and test histories that training never saw: what came before each test query.
     """
 
     train: Interactions
@@ -49,19 +50,29 @@ class Parts:
     test: Interactions
     seen: Ragged
     history: Ragged | None = None
+    asked: Ragged | None = None
+
+    def left_out(self, repeats: bool) -> Ragged:
+        """What the ranking of each test query leaves out: what its user took, unless items come again."""
+        rows = self.seen if self.asked is None else self.asked
+        if repeats:
+            return Ragged(torch.zeros(self.test.n_users + 1, dtype=torch.int64), rows.values[:0])
+        return rows if self.asked is None else Ragged.from_pairs(rows.row_index(), rows.values, len(rows))
 
 
 def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str, Any]:
     """Test metrics with intervals, beside baselines; slices by popularity; examples."""
     test, config = parts.test, retriever.config
     targets = test.known()
-    ranks = retriever.ranks(test)
+    text, left_out = retriever.item_texts is not None, parts.left_out(config.repeats)
+    vectors = retriever.query_vectors(test) if parts.asked is None else retriever.vectors_after(parts.asked)
+    ranks = count_ranks(vectors, retriever.item_vectors, targets, left_out)
     cut = int(config.metric.partition("@")[2])
     result = ranking_metrics(ranks, targets, k=tuple(sorted({*CUTOFFS, cut})))
     counts = parts.train.item_counts()
-    baselines = {"chance": _constant(torch.zeros_like(counts), targets, parts.seen)}
+    baselines = {"chance": _constant(torch.zeros_like(counts), targets, left_out)}
     if retriever.item_texts is None:
-        baselines["popularity"] = _constant(counts, targets, parts.seen)
+        baselines["popularity"] = _constant(counts, targets, left_out)
     elif bm25_available():
         lists = bm25_ranking(retriever.item_texts, test.user_ids.cast(pl.String), BM25_DEPTH)
         baselines["bm25"] = ranking_metrics(ranks_from_lists(lists, targets), targets, k=CUTOFFS).to_dict()
@@ -73,19 +84,31 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
         "test_queries": result.n_queries,
         "test_queries_without_targets": result.skipped,
         "unreachable_targets": result.unreachable,
-        "seen_items": "left out of the ranking"
-        if retriever.seen is not None
-        else "none, since the test queries are new",
+        "seen_items": _said_of_seen(parts, text, config.repeats),
         "baselines": baselines,
         "popularity_slices": [asdict(part) for part in recall_by_popularity(ranks, targets, counts, k=20)],
         "epochs": counters.history,
         "best_epoch": counters.epoch - 1 if counters.best_score is None else counters.best_epoch,
         "best_validation": {config.metric: counters.best_score},
-        "per_user": None if retriever.seen is None else per_user(result, parts.seen, config.metric),
-        "examples": examples(retriever, parts, ranks, result),
+        "per_user": None
+        if text
+        else per_user(result, parts.seen if parts.asked is None else parts.asked, config.metric),
+        "examples": examples(retriever, parts, ranks, result, vectors),
         "training": config.to_dict(),
         "temperature": float(torch.exp(-retriever.model.log_scale.detach())),
     }
+
+
+def _said_of_seen(parts: Parts, text: bool, repeats: bool) -> str:
+    if text:
+        return "none, since the test queries are new"
+    if repeats:
+        return "left in the ranking, since items come again"
+    return (
+        "left out of the ranking"
+        if parts.asked is None
+        else "what came before a query is left out of its ranking"
+    )
 
 
 def _constant(score: Tensor, targets: Ragged, seen: Ragged) -> dict[str, dict[str, float | None]]:
@@ -102,7 +125,7 @@ def per_user(result: RankingMetrics, seen: Ragged, metric: str) -> dict[str, lis
 
 
 def examples(
-    retriever: Retriever, parts: Parts, ranks: Ranks, result: RankingMetrics
+    retriever: Retriever, parts: Parts, ranks: Ranks, result: RankingMetrics, vectors: Tensor
 ) -> list[dict[str, Any]]:
     """A few test users, from well served to badly served, the worst three among them: what they took, what they would be given."""
     targets, users = parts.test.known(), result.queries
@@ -112,11 +135,9 @@ def examples(
     worst = torch.arange(max(0, len(users) - WORST), len(users))
     places = torch.unique(torch.cat([places, worst]))
     chosen, values = users[order][places], result.per_query(retriever.config.metric)[order][places]
-    history = None if retriever.seen is None else _histories(parts)
-    exclude = None if retriever.seen is None else retriever.seen.take(chosen)
-    _, answers = top_k(
-        retriever.query_vectors(parts.test)[chosen], retriever.item_vectors, 10, exclude=exclude
-    )
+    history = None if retriever.item_texts is not None else parts.asked or _histories(parts)
+    exclude = parts.left_out(retriever.config.repeats).take(chosen)
+    _, answers = top_k(vectors[chosen], retriever.item_vectors, 10, exclude=exclude)
     return [
         {
             "user": parts.test.user_ids[row],

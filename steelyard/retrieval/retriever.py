@@ -59,13 +59,16 @@ class Retriever:
     seen: Ragged | None
 
     @torch.no_grad()
-    def recommend(self, users: Iterable[Any], k: int = 10, *, exclude_seen: bool = True) -> pl.DataFrame:
+    def recommend(
+        self, users: Iterable[Any], k: int = 10, *, exclude_seen: bool | None = None
+    ) -> pl.DataFrame:
         """The `k` items with the highest similarity (cosine or inner product) to each user.
 
         Args:
             users: list, tensor, array or series of ids as they stood in the training file.
             k: how many items.
-            exclude_seen: leave out what the user took in training.
+            exclude_seen: leave out what the user took in training; default yes, but for a model that was trained on
+                items that come again.
 
         Returns:
             Columns user, rank (from 1), item, score.
@@ -78,9 +81,66 @@ class Retriever:
             raise ValueError("A text model knows no users; ask it with `search` and a text.")
         k, rows = _whole(k), _rows_of(_listed(users, "user"), self.user_ids, "user")
         queries = self._encoder.queries(rows)
-        exclude = self.seen.take(rows) if exclude_seen else None
+        exclude = self.seen.take(rows) if self._hides_seen(exclude_seen) else None
         scores, items = top_k(queries, self.item_vectors, k, exclude=exclude)
         return self._table("user", self.user_ids[rows.tolist()], scores, items)
+
+    @torch.no_grad()
+    def recommend_after(
+        self, histories: Iterable[Iterable[Any]], k: int = 10, *, exclude_seen: bool | None = None
+    ) -> pl.DataFrame:
+        """The `k` items that a model of sequences finds likeliest to follow each history.
+
+        Args:
+            histories: lists of item ids, the oldest first; their users may be new.
+            k: how many items.
+            exclude_seen: leave out the items of the history; default as in `recommend`.
+
+        Returns:
+            Columns history (its number from 0), rank (from 1), item, score.
+
+        Raises:
+            TypeError: one id alone in place of a list, or `k` not a whole number.
+            ValueError: another model than "sequence", `k` below 1, no history or an empty one, or an unknown item, with
+                close matches.
+        """
+        self._check_order()
+        k, rows = _whole(k), [_rows_of(_listed(h, "item"), self.item_ids, "item") for h in histories]
+        if not rows:
+            raise ValueError("No history was given.")
+        counts = torch.tensor([0, *map(len, rows)])
+        given = Ragged(counts.cumsum(0), torch.cat(rows))
+        exclude = None
+        if self._hides_seen(exclude_seen):
+            exclude = Ragged.from_pairs(given.row_index(), given.values, len(rows))
+        scores, items = top_k(self.vectors_after(given), self.item_vectors, k, exclude=exclude)
+        return self._table("history", pl.Series(range(len(rows))), scores, items)
+
+    @torch.no_grad()
+    def vectors_after(self, histories: Ragged) -> Tensor:
+        """Vectors of histories by the rows of their items in `item_ids`, the oldest first.
+
+        Args:
+            histories: one row a history.
+
+        Returns:
+            float, (n, d).
+
+        Raises:
+            ValueError: another model than "sequence".
+        """
+        self._check_order()
+        vectors: Tensor = self._encoder.after(histories)
+        return vectors
+
+    def _check_order(self) -> None:
+        if self.config.model != "sequence":
+            raise ValueError(
+                f"The model {self.config.model} knows no order of items; the model sequence does."
+            )
+
+    def _hides_seen(self, asked: bool | None) -> bool:
+        return not self.config.repeats if asked is None else asked
 
     @torch.no_grad()
     def search(self, texts: Iterable[str], k: int = 10) -> pl.DataFrame:
@@ -205,7 +265,7 @@ class Retriever:
         return ranking_metrics(self.ranks(test), test.known(), k=tuple(_listed(k, "cut-off")))
 
     def ranks(self, test: Interactions) -> Ranks:
-        """Where each held-out item stands among all items its user has not seen.
+        """Where each held-out item stands among all items its user has not seen (among all, where items come again).
 
         Args:
             test: held-out pairs over the model's vocabularies.
@@ -218,7 +278,8 @@ class Retriever:
         """
         if not test.item_ids.equals(self.item_ids):
             raise ValueError("The data has another item vocabulary than the model; read it with `read_test`.")
-        return count_ranks(self.query_vectors(test), self.item_vectors, test.known(), self.seen)
+        seen = self.seen if self._hides_seen(None) else None
+        return count_ranks(self.query_vectors(test), self.item_vectors, test.known(), seen)
 
     @property
     def _encoder(self) -> Any:

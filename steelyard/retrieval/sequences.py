@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import polars as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -29,6 +31,38 @@ def histories(data: Interactions) -> Ragged:
     rows = rows[torch.argsort(data.users[rows], stable=True)]
     counts = torch.bincount(data.users, minlength=data.n_users)
     return Ragged(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), data.items[rows])
+
+
+def positions(data: Interactions, length: int) -> tuple[Interactions, Ragged]:
+    """Every position of histories as a query of its own: what came before, and the item that followed.
+
+    Args:
+        data: pairs of users that are asked at each of their items but the first.
+        length: how many items before a position are kept.
+
+    Returns:
+        One pair a query, its user named after the history and how many items came before; and those items,
+        in the order of time.
+
+    Raises:
+        ValueError: no history has two items.
+    """
+    rows = histories(data)
+    user = torch.repeat_interleave(torch.arange(len(rows)), (rows.counts - 1).clamp(min=0))
+    if len(user) == 0:
+        raise ValueError("No history of the test has two items, so nothing can be asked about it.")
+    queries = torch.arange(len(user))
+    before = 1 + queries - torch.searchsorted(user, user)
+    last = rows.offsets[:-1][user] + before
+    kept = before.clamp(max=length)
+    offsets = torch.cat([kept.new_zeros(1), kept.cumsum(0)])
+    place = torch.arange(int(offsets[-1])) + torch.repeat_interleave(last - kept - offsets[:-1], kept)
+    names = pl.DataFrame({"user": data.user_ids.gather(user.numpy()).cast(pl.String), "n": before.numpy()})
+    names = names.select(pl.format("{} after {}", "user", "n").alias("user"))
+    asked = replace(
+        data, users=queries, items=rows.values[last], user_ids=names["user"], weights=None, times=None
+    )
+    return asked, Ragged(offsets, rows.values[place])
 
 
 class SequenceModel(nn.Module):

@@ -285,10 +285,37 @@ def test_a_test_follows_the_columns_and_the_line_layout_of_the_training_data(wri
     assert pairs_of(read_test(write("test.txt", "1 7 5\n3 5 6\n"), lists)) == [(1, 7), (1, 5), (3, 5), (3, 6)]
 
 
-def test_sessions_have_no_test_file(write: Write) -> None:
+def test_sessions_have_a_test_file_of_new_sessions_alone(write: Write) -> None:
     train = read_interactions(write("a.txt", "5 6 7\n5 6\n"), format="sessions")
+    path = write("b.txt", "6 5 6\n7 9 5\n8 8\n")
     with pytest.raises(ValueError, match="numbered sessions"):
-        read_test(write("b.txt", "5 6\n"), train)
+        read_test(path, train)
+    test = read_test(path, train, new_users=True, repeats=True)
+    assert pairs_of(test) == [(1, 6), (1, 5), (1, 6), (2, 7), (2, 5)]
+    assert test.reading.dropped == {"unknown item": 3}
+    assert test.item_ids.equals(train.item_ids)
+
+
+def test_test_users_are_new_histories_where_none_is_known_and_they_may_be(write: Write) -> None:
+    train = read_interactions(write("a.csv", "user,item\n1,a\n2,b\n"))
+    new = write("b.csv", "user,item\n7,a\n7,b\n8,a\n")
+    with pytest.raises(ValueError, match="none of 3 rows has a user"):
+        read_test(new, train)
+    test = read_test(new, train, new_users=True)
+    assert pairs_of(test) == [(7, "a"), (7, "b"), (8, "a")]
+    assert any("new histories" in note for note in test.reading.notes)
+    some = read_test(write("c.csv", "user,item\n7,a\n2,a\n"), train, new_users=True)
+    assert pairs_of(some) == [(2, "a")]
+    assert some.reading.dropped == {"unknown user": 1}
+
+
+def test_repeats_are_kept_where_they_are_wanted(write: Write) -> None:
+    path = write("a.csv", "user,item,time\n1,2,50\n1,3,40\n1,2,10\n")
+    read = read_interactions(path, repeats=True)
+    assert pairs_of(read) == [(1, 2), (1, 3), (1, 2)]
+    assert read.reading.dropped == {}
+    assert read.times is not None
+    assert read.times.tolist() == [50, 40, 10]
 
 
 # Text

@@ -17,7 +17,7 @@ from steelyard.retrieval import Interactions, Reading, Retriever, TrainConfig, l
 from steelyard.retrieval.config import PRESETS, preset_changes
 from steelyard.retrieval.job import build, partition
 from steelyard.retrieval.loop import Step
-from steelyard.retrieval.sequences import SequenceModel, _windows, histories
+from steelyard.retrieval.sequences import SequenceModel, _windows, histories, positions
 from tests.cli.running import steelyard
 from tests.retrieval import planted
 from tests.retrieval.test_training import Stop, assert_same_model
@@ -280,6 +280,102 @@ def test_what_does_not_fit_is_refused() -> None:
         )  # fmt: skip
 
 
+def sessions(rows: list[list[int]], n_items: int = 30, name: str = "s") -> Interactions:
+    users = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(r) for r in rows]))
+    return Interactions(
+        users,
+        torch.tensor([i for r in rows for i in r], dtype=torch.int64),
+        pl.Series([f"{name}{i}" for i in range(len(rows))]),
+        pl.Series([f"i{i}" for i in range(n_items)]),
+        None,
+        None,
+        None,
+        Reading(["sessions"], "sessions", {}, len(users), len(users)),
+    )
+
+
+@settings(max_examples=50)
+@given(
+    rows=st.lists(st.lists(st.integers(0, 9), max_size=7), min_size=1, max_size=5),
+    length=st.integers(1, 8),
+)
+def test_each_position_but_the_first_is_asked_with_what_came_before(
+    rows: list[list[int]], length: int
+) -> None:
+    data = sessions(rows)
+    want = [
+        (f"s{s} after {n}", r[max(0, n - length) : n], r[n])
+        for s, r in enumerate(rows)
+        for n in range(1, len(r))
+    ]
+    if not want:
+        with pytest.raises(ValueError, match="two items"):
+            positions(data, length)
+        return
+    asked, before = positions(data, length)
+    assert asked.users.tolist() == list(range(len(want)))
+    got = [(asked.user_ids[q], before.row(q).tolist(), int(asked.items[q])) for q in range(len(want))]
+    assert got == want
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_new_sessions_are_asked_position_by_position_and_repeats_are_found_where_items_come_again(
+    tmp_path: Path, repeats: bool
+) -> None:
+    """Sessions go two steps on around a circle, and then return to their second item: 5 7 9 7."""
+    make = lambda starts: [[s % 30, (s + 2) % 30, (s + 4) % 30, (s + 2) % 30] for s in starts]  # noqa: E731
+    data, test = sessions(make(range(120))), sessions(make(range(30)), name="new")
+    if not repeats:
+        data, test = (part.select(torch.arange(len(part)) % 4 < 3) for part in (data, test))
+    trained = train(
+        data,
+        test,
+        config(epochs=40, validation=0.0, repeats=repeats),
+        split_by="leave-last-out",
+        out=tmp_path / "m",
+    )
+    retriever, metrics = Retriever.load(tmp_path / "m"), trained.metrics
+    assert metrics["test_queries"] == (90 if repeats else 60)
+    ranks = []
+    for user in range(test.n_users):
+        items = histories(test).row(user).tolist()
+        for n in range(1, len(items)):
+            history = [f"i{i}" for i in items[:n]]
+            given = retriever.recommend_after([history], 30)["item"].to_list()
+            assert repeats or not set(given) & set(history)
+            ranks.append(given.index(f"i{items[n]}"))
+    assert metrics["test"]["hit_rate@5"]["mean"] == pytest.approx(sum(r < 5 for r in ranks) / len(ranks))
+    if repeats:
+        last = ranks[2::3]
+        assert sum(r < 3 for r in last) > 0.8 * len(last)
+        assert metrics["seen_items"].startswith("left in the ranking")
+        own = retriever.recommend(["s0"], 30)
+        assert set(own["item"]) == set(data.item_ids)
+    assert "after" in metrics["examples"][0]["user"]
+
+
+def test_histories_that_cannot_be_asked_are_refused() -> None:
+    data, test = sessions([[1, 2, 3], [4, 5, 6]]), sessions([[1, 2]], name="new")
+    with pytest.raises(ValueError, match="has no vector for"):
+        train(data, test, TrainConfig.of("mf", dim=4, epochs=1))
+    with pytest.raises(ValueError, match="another item vocabulary"):
+        train(data, sessions([[1, 2]], n_items=9), config(epochs=1), split_by="leave-last-out")
+    with pytest.raises(ValueError, match="setting of the model sequence"):
+        TrainConfig.of("mf", repeats=True)
+    retriever = train(data, test, config(epochs=1), split_by="leave-last-out").retriever
+    with pytest.raises(ValueError, match="No history"):
+        retriever.recommend_after([])
+    with pytest.raises(ValueError, match="No item"):
+        retriever.recommend_after([[]])
+    with pytest.raises(TypeError, match="list of items"):
+        retriever.recommend_after(["i1"])
+    with pytest.raises(ValueError, match="close to it"):
+        retriever.recommend_after([["i1", "i"]])
+    other = train(planted.interactions(), config=TrainConfig.of("mf", dim=4, epochs=1, batch=8)).retriever
+    with pytest.raises(ValueError, match="knows no order"):
+        other.recommend_after([["i1"]])
+
+
 def test_presets_are_settings_of_sequence_that_options_win_over() -> None:
     for name in PRESETS:
         model, changes = preset_changes(name, None)
@@ -308,3 +404,11 @@ def test_the_command_trains_on_sessions_in_their_order(tmp_path: Path) -> None:
     assert tuple(training[name] for name in names) == wanted
     done = steelyard("recommend", "runs/s", "--user", "u3", "-k", "2", "--json", cwd=tmp_path)
     assert len(json.loads(done.stdout)) == 2
+    done = steelyard(
+        "recommend", "runs/s", "--after", "i3,i5", "--after", "i7", "-k", "2", "--json", cwd=tmp_path
+    )
+    assert [answer["history"] for answer in json.loads(done.stdout)] == [0, 0, 1, 1]
+    for words in ((), ("--user", "u3", "--after", "i3")):
+        done = steelyard("recommend", "runs/s", *words, cwd=tmp_path)
+        assert done.returncode != 0
+        assert "Give --user ID" in done.stderr

@@ -12,6 +12,10 @@ import torch
 from steelyard.retrieval.interactions import Interactions, Reading
 from steelyard.retrieval.reading.vocabulary import Ints, as_type_of, first_of_each, learn, look_up
 
+NEW_USERS = (
+    "training knows no user of these rows: they are new histories, asked at each position but the first."
+)
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -58,12 +62,16 @@ class Rows:
         return Reading(self.files, self.format, self.columns, self.read, kept, self.dropped, notes)
 
 
-def from_ids(rows: Rows, train: Interactions | None) -> Interactions:
+def from_ids(
+    rows: Rows, train: Interactions | None, *, own_users: bool = False, repeats: bool = False
+) -> Interactions:
     """Interactions of users with items, in vocabularies of their own or in those of `train`.
 
     Args:
         rows: with the roles user, item, and weight and time where there are any.
         train: the training data if these rows are a test.
+        own_users: the users of the test are new; items alone must be known.
+        repeats: keep pairs that come again.
 
     Raises:
         ValueError: no row is known to `train`, or its ids are of another type.
@@ -73,12 +81,19 @@ def from_ids(rows: Rows, train: Interactions | None) -> Interactions:
         rows = replace(rows, frame=rows.frame.with_columns(pl.Series("user", users)))
         item_ids, items = learn(rows.frame["item"])
         rows = replace(rows, frame=rows.frame.with_columns(pl.Series("item", items)))
+    elif own_users:
+        item_ids, rows = train.item_ids, _known(rows, "item", "item", train.item_ids)
+        user_ids, users = learn(rows.frame["user"])
+        rows = replace(rows, frame=rows.frame.with_columns(pl.Series("user", users)))
     else:
         user_ids, item_ids = train.user_ids, train.item_ids
         rows = _known(rows, "user", "user", user_ids)
         rows = _known(rows, "item", "item", item_ids)
     users, items = rows.frame["user"].to_numpy(), rows.frame["item"].to_numpy()
-    rows, users, items = _once(rows, users, items, len(item_ids))
+    if repeats:
+        users, items = users.copy(), items.copy()
+    else:
+        rows, users, items = _once(rows, users, items, len(item_ids))
     weights = rows.frame["weight"].cast(pl.Float32).to_numpy() if "weight" in rows.frame.columns else None
     times = rows.frame["time"].to_numpy() if "time" in rows.frame.columns else None
     if weights is not None and np.isinf(weights).any():
@@ -93,7 +108,7 @@ def from_ids(rows: Rows, train: Interactions | None) -> Interactions:
         None if weights is None else torch.from_numpy(weights.copy()),
         None if times is None else torch.from_numpy(times.copy()),
         None,
-        rows.reading(_seen_before(users, items, train)),
+        rows.reading([NEW_USERS] if own_users else _seen_before(users, items, train)),
     )
 
 
@@ -148,6 +163,12 @@ def _known(rows: Rows, role: str, noun: str, vocabulary: pl.Series) -> Rows:
             "Is this the test file of another data set?"
         )
     return left
+
+
+def all_new(rows: Rows, user_ids: pl.Series) -> bool:
+    """Whether a vocabulary knows none of the rows' users, however numbers are written."""
+    asked = rows.frame["user"].unique().cast(pl.String)
+    return not asked.is_in(user_ids.cast(pl.String).implode()).any()
 
 
 def _once(rows: Rows, users: Ints, items: Ints, n_items: int) -> tuple[Rows, Ints, Ints]:

@@ -10,7 +10,7 @@ import polars as pl
 
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.reading.adjacency import Ints, NotANumber, NumberLines, read_numbers
-from steelyard.retrieval.reading.assembling import Rows, from_ids, from_texts
+from steelyard.retrieval.reading.assembling import Rows, all_new, from_ids, from_texts
 from steelyard.retrieval.reading.columns import check_roles, roles_by_place
 from steelyard.retrieval.reading.fields import check_numbers
 from steelyard.retrieval.reading.sources import DAMAGE, PathLike, damaged, find_files, format_of, read_head
@@ -26,11 +26,12 @@ def read_interactions(
     format: str = "auto",
     columns: Mapping[str, str] | None = None,
     kind: str = "ids",
+    repeats: bool = False,
 ) -> Interactions:
     """Read who took what, or which document answers which query.
 
-    A repeated (user, item) pair is kept once: the earliest if there are times, else the first in the files;
-    weights are not added up. Rows without a user or an item are dropped. `reading` counts both.
+    A repeated (user, item) pair is kept once unless `repeats` keeps all: the earliest if there are times, else
+    the first in the files; weights are not added up. Rows without a user or an item are dropped. `reading` counts both.
     Ids stay as they are written: integers become Int64, all others String, zero-padded numbers included.
     Memory grows with the rows and the vocabularies alone: the files are streamed.
 
@@ -43,6 +44,7 @@ def read_interactions(
             (kind "text"); the others are found by their usual names. "" leaves a role out. Without `item`
             the text of a document is its id.
         kind: "ids" or "text".
+        repeats: of ids: keep each time that a user took an item.
 
     Returns:
         The interactions, with ids in rising order in the vocabularies.
@@ -56,7 +58,7 @@ def read_interactions(
     rows = rows.without_empty(*_SIDES[kind])
     if len(rows.frame) == 0:
         raise ValueError(f"{', '.join(rows.files)}: no row names both {' and '.join(_SIDES[kind])}.")
-    return from_texts(rows, None) if kind == "text" else from_ids(rows, None)
+    return from_texts(rows, None) if kind == "text" else from_ids(rows, None, repeats=repeats)
 
 
 def read_test(
@@ -65,11 +67,14 @@ def read_test(
     *,
     format: str = "auto",
     columns: Mapping[str, str] | None = None,
+    new_users: bool = False,
+    repeats: bool = False,
 ) -> Interactions:
     """Read held-out pairs in the vocabularies of the training data.
 
     Rows with a user or an item that the training data does not know are dropped and counted. A query may be
-    new: text data keeps a user vocabulary of its own, and only its documents must be known.
+    new: text data keeps a user vocabulary of its own, and only its documents must be known. So do, with
+    `new_users`, test histories none of whose users training knows, and numbered sessions.
 
     Args:
         paths: as in `read_interactions`.
@@ -77,6 +82,8 @@ def read_test(
             of numbers.
         format: as in `read_interactions`.
         columns: as in `read_interactions`.
+        new_users: for a model of sequences, which can be asked about histories that training never saw.
+        repeats: as in `read_interactions`.
 
     Returns:
         The test pairs; `item_ids`, and for ids `user_ids`, are those of `train`.
@@ -86,10 +93,11 @@ def read_test(
         ValueError: as in `read_interactions`, or no row is known to the training data, or its users are
             sessions, which never come back.
     """
-    if train.reading.format == "sessions":
+    if train.reading.format == "sessions" and not new_users:
         raise ValueError(
-            "The users of the training data are numbered sessions, and no test session is one of them. "
-            "Split the training sessions instead (leave-last-out), or write rows with a user column."
+            "The users of the training data are numbered sessions, and no test session is one of them. The model "
+            "sequence can be asked about new sessions; for others split the training sessions (leave-last-out), or "
+            "write rows with a user column."
         )
     kind = "text" if train.is_text else "ids"
     trained = train.reading.columns
@@ -103,7 +111,10 @@ def read_test(
     rows = rows.without_empty(*_SIDES[kind])
     if len(rows.frame) == 0:
         raise ValueError(f"{', '.join(rows.files)}: no row names both {' and '.join(_SIDES[kind])}.")
-    return from_texts(rows, train) if train.is_text else from_ids(rows, train)
+    if train.is_text:
+        return from_texts(rows, train)
+    own_users = new_users and (train.reading.format == "sessions" or all_new(rows, train.user_ids))
+    return from_ids(rows, train, own_users=own_users, repeats=repeats)
 
 
 def _read_rows(paths: PathLike | Sequence[PathLike], format: str, wanted: Wanted, train_format: str) -> Rows:
