@@ -42,6 +42,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--negatives", default="uniform")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--candidates", type=int, default=4096)
+    parser.add_argument("--batch", type=int, default=0)
     parser.add_argument("--look", action="store_true", help="measure the best setting on the test")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -70,6 +72,8 @@ def main() -> None:
             "epochs": chosen.epochs,
             "lr": chosen.lr,
             "dropout": chosen.dropout,
+            "candidates": chosen.candidates,
+            "batch": chosen.batch,
         }
         config = TrainConfig.of("mf", negatives=chosen.negatives, **settings)
         stand_in: Any = SimpleNamespace(train=train, validation=validation, test=validation, histories=None)

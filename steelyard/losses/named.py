@@ -109,7 +109,7 @@ LOSSES: dict[str, _Named] = {
     "softmax": _Named(lambda b, _: sampled_softmax(*b.scores)),
     "bsl": _Named(lambda b, x: bilateral_softmax(*b.scores, power=x), 1.2, bounded=True),
     "psl": _Named(lambda b, _: psl(*b.similarities, temperature=1 / b.scale), bounded=True),
-    "sl@k": _Named(lambda b, x: _sl_at_k(b, x), 2.0, low=1e-3, bounded=True),
+    "sl@k": _Named(lambda b, x: _sl_at_k(b, x), 3.0, low=1e-3, bounded=True),
     "debiased": _Named(
         lambda b, x: debiased_contrastive(*b.similarities, temperature=1 / b.scale, tau_plus=x), 0.01, high=0.99,
         bounded=True,
@@ -128,7 +128,7 @@ LOSSES: dict[str, _Named] = {
 """Losses that train a retriever, by name, with what their number is:
 
 softmax: none. bsl: power of the sum (1.2). psl: none. sl@k: a name for each length of list, as "sl@20"; temperature of
-the weights (2). debiased: share of positives among unknown items (0.01). hard:
+the weights (3). debiased: share of positives among unknown items (0.01). hard:
 concentration on hard negatives (0.5). ccl: weight of the negatives (10). bpr, top1-max, bce: none. bpr-max: weight of
 the squared scores (0). gbce: calibration t (0.75).
 """

@@ -67,7 +67,8 @@ def trials(base: TrainConfig, cell: Cell) -> list[dict[str, Any]]:
     """Nine settings to race in a cell, the first the defaults; the same points in all cells.
 
     The others are a Halton sequence around the model's defaults: temperature by a factor of 1/2 to 2, learning rate
-    by 1/3 to 3, dropout 0 to 0.3 where the model has one, and for "bsl" without a number the power from 1 to 1.4.
+    by 1/3 to 3, dropout 0 to 0.3 where the model has one, for "bsl" without a number the power from 1 to 1.4, and for
+    "sl@K" without one the temperature of its weights from 1.5 to 6.
     """
     usual = settings_of(base, cell, {})
     found: list[dict[str, Any]] = [{}]
@@ -81,6 +82,8 @@ def trials(base: TrainConfig, cell: Cell) -> list[dict[str, Any]]:
             changes["dropout"] = round(0.3 * w, 3)
         if cell.loss == "bsl":  # a power of the person's own stays
             changes["loss"] = f"bsl:{1 + 0.4 * x:.2f}"
+        elif cell.loss.startswith("sl@") and ":" not in cell.loss:
+            changes["loss"] = f"{cell.loss}:{3 * 2 ** (2 * x - 1):.2f}"
         found.append(changes)
     return found
 

@@ -67,6 +67,11 @@ def test_cells_race_over_the_same_points_and_the_first_is_the_defaults() -> None
         assert b["loss"].startswith("bsl:1.")
         assert 0.045 <= a["temperature"] <= 0.18
     assert not any("loss" in t for t in trials(SMALL, Cell("bsl:1.3", "uniform")))
+    weights = [t["loss"].partition(":") for t in trials(SMALL, Cell("sl@20", "uniform"))[1:]]
+    assert {name for name, _, _ in weights} == {"sl@20"}
+    assert all(1.5 <= float(number) <= 6 for _, _, number in weights)
+    assert len(set(weights)) == 8
+    assert not any("loss" in t for t in trials(SMALL, Cell("sl@20:2", "uniform")))
 
 
 def test_another_model_has_its_own_defaults_and_what_was_changed_for_all() -> None:
