@@ -46,9 +46,9 @@ from torch import Tensor
 from steelyard.evaluation import count_ranks, ranking_metrics
 from steelyard.ragged import Ragged
 from steelyard.retrieval import TrainConfig, read_interactions, read_test
-from steelyard.retrieval.job import build, partition
+from steelyard.retrieval.job import build
 from steelyard.retrieval.loop import fit
-from steelyard.retrieval.measuring import Parts
+from steelyard.retrieval.parts import Parts, partition
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "cf-gowalla"
 DIM = 64

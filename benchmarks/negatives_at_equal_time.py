@@ -22,9 +22,9 @@ import torch
 
 from steelyard.evaluation import count_ranks, ranking_metrics
 from steelyard.retrieval import Interactions, TrainConfig, read_interactions, read_test
-from steelyard.retrieval.job import build, partition
+from steelyard.retrieval.job import build
 from steelyard.retrieval.loop import fit
-from steelyard.retrieval.measuring import Parts
+from steelyard.retrieval.parts import Parts, partition
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 SPECS = {

@@ -222,7 +222,7 @@ class GivenVectors:
     ) -> tuple[Interactions, Interactions | None]:
         """Pairs of row numbers, over all rows of the files."""
         from steelyard.retrieval import read_interactions, read_test
-        from steelyard.retrieval.job import over_rows
+        from steelyard.retrieval.parts import over_rows
 
         assert self.files is not None
         pairs = read_interactions(data, format=format, columns=columns, kind="ids")

@@ -22,8 +22,8 @@ from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.contenders import Cell, check_models, named, settings_of
 from steelyard.retrieval.encoding import SentenceEncoder
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.job import check_negatives, partition
-from steelyard.retrieval.measuring import Parts
+from steelyard.retrieval.job import check_negatives
+from steelyard.retrieval.parts import Parts, partition
 from steelyard.retrieval.racing import Ground, Race
 from steelyard.retrieval.sequences import histories
 from steelyard.retrieval.served import account, differing, worst

@@ -6,11 +6,10 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
 from torch import Tensor
 
@@ -26,13 +25,12 @@ from steelyard.retrieval.factors import MatrixFactorization
 from steelyard.retrieval.folder import CONFIG, ITEMS, SEEN, USERS, WEIGHTS
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.loop import LOG, Encoder, Step, fit, has_checkpoint
-from steelyard.retrieval.measuring import Parts, measure
+from steelyard.retrieval.measuring import measure
 from steelyard.retrieval.objective import Model
+from steelyard.retrieval.parts import Parts, partition
 from steelyard.retrieval.retriever import Retriever
-from steelyard.retrieval.sequences import SequenceModel, histories, positions
-from steelyard.retrieval.splitting import split
+from steelyard.retrieval.sequences import SequenceModel, histories
 from steelyard.retrieval.towers import TextTowers
-from steelyard.retrieval.vectors import numbered
 
 METRICS, REPORT = "metrics.json", "report.html"
 OURS = {CONFIG, WEIGHTS, ITEMS, USERS, SEEN, METRICS, REPORT, LOG, CHECKPOINT, VECTORS}
@@ -164,33 +162,6 @@ def train(
         return Trained(retriever, metrics)
 
 
-def over_rows(data: Interactions, queries: Tensor, documents: Tensor) -> Interactions:
-    """Pairs of row numbers into two matrices of vectors, as pairs over all their rows.
-
-    Documents that no pair names are candidates too, and queries that no pair names can be asked.
-
-    Args:
-        data: pairs of integer ids, rows counted from 0.
-        queries: float, (Q, d).
-        documents: float, (I, d).
-
-    Returns:
-        The same pairs; user u is row u of `queries`, item i is row i of `documents`.
-
-    Raises:
-        ValueError: ids that are no row numbers of the vectors.
-    """
-    numbered(data, queries[:, :1], documents[:, :1])  # says which id is no row
-    users, items = (torch.from_numpy(ids.to_numpy().copy()) for ids in (data.user_ids, data.item_ids))
-    return replace(
-        data,
-        users=users[data.users],
-        items=items[data.items],
-        user_ids=pl.int_range(len(queries), eager=True).alias("user"),
-        item_ids=pl.int_range(len(documents), eager=True).alias("item"),
-    )
-
-
 def _check_kind(
     config: TrainConfig, data: Interactions, vectors: object, encoder: SentenceEncoder | None
 ) -> None:
@@ -236,63 +207,6 @@ def check_negatives(config: TrainConfig, counts: Tensor) -> None:
         proposal(config.negatives, Catalogue(torch.ones(64), items=items), generator=generator)
     else:
         proposal(config.negatives, counts)
-
-
-def partition(data: Interactions, test: Interactions | None, config: TrainConfig, split_by: str) -> Parts:
-    """Cut data into training, validation and test pairs.
-
-    Raises:
-        ValueError: nothing is left to train on, or nothing can be held out.
-    """
-    if config.model == "sequence" and split_by == "random":
-        raise ValueError(
-            "The model 'sequence' asks what comes next, and a random split would train on what came later: "
-            "give --split leave-last-out or --split time."
-        )
-    if data.n_items < 2:
-        raise ValueError("There is one item in the catalogue, so there is nothing to rank.")
-    if data.n_users < 2:
-        raise ValueError("There is one user (or query), so nothing can be held out from others.")
-    rest, asked = data, None
-    if test is not None and not test.item_ids.equals(data.item_ids):
-        raise ValueError("The test has another item vocabulary than the data; read it with `read_test`.")
-    if test is None:
-        rest, test = _split(data, split_by, config, seed=config.seed)
-    elif not data.is_text and not test.user_ids.equals(data.user_ids):
-        if config.model != "sequence":
-            raise ValueError(
-                f"The test asks about users that training does not know, and the model {config.model} has no vector for "
-                "them; the model sequence does."
-            )
-        test, asked = positions(test, config.length)
-    kept, validation = rest, rest.select(torch.zeros(len(rest), dtype=torch.bool))
-    if config.validation:
-        users = None if split_by == "time" else config.validation_users
-        try:
-            kept, validation = _split(
-                rest, split_by, config, fraction=config.validation, users=users, seed=config.seed + 1
-            )
-        except ValueError as error:
-            raise ValueError(
-                f"No validation data can be carved out of what is left for training: {error}"
-            ) from None
-
-    seen = (
-        rest.known() if not data.is_text else Ragged.from_pairs(rest.users[:0], rest.items[:0], test.n_users)
-    )
-    history = histories(rest) if config.model == "sequence" else None
-    return Parts(kept, validation, test, seen, history, asked)
-
-
-def _split(
-    data: Interactions, how: str, config: TrainConfig, **settings: Any
-) -> tuple[Interactions, Interactions]:
-    """Split; with vectors a query never trained on can be asked, so that whole queries are held out, as of texts."""
-    if config.model != "vectors" or data.is_text:
-        return split(data, how, **settings)
-    as_texts = replace(data, item_texts=data.item_ids.cast(pl.String))
-    kept, held = split(as_texts, how, **settings)
-    return replace(kept, item_texts=None), replace(held, item_texts=None)
 
 
 def build(parts: Parts, config: TrainConfig, frozen: FrozenVectors | None = None) -> Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import polars as pl
@@ -21,8 +21,8 @@ from steelyard.ragged import Ragged
 from steelyard.retrieval.adapters import VectorTowers
 from steelyard.retrieval.bm25 import bm25_available, bm25_ranking
 from steelyard.retrieval.index import top_k
-from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.loop import Counters
+from steelyard.retrieval.parts import Parts
 from steelyard.retrieval.retriever import Retriever
 from steelyard.retrieval.sequences import histories
 
@@ -30,34 +30,6 @@ CUTOFFS = (5, 10, 20, 50)
 BM25_DEPTH = 100
 EXAMPLES, WORST, SHOWN = 6, 3, 20
 PER_USER = 5000
-
-
-@dataclass(frozen=True)
-class Parts:
-    """One data set cut in three: trained on, used to choose the epoch, and held out to the end.
-
-    Args:
-        train: pairs that steps are taken on.
-        validation: pairs that choose the epoch; out of `train`'s source, never of the test's.
-        test: pairs for the final metrics.
-        seen: items each user is known to have taken outside the test.
-        history: for "sequence": the same in the order of time.
-        asked: for "sequence" and test histories that training never saw: what came before each test query.
-    """
-
-    train: Interactions
-    validation: Interactions
-    test: Interactions
-    seen: Ragged
-    history: Ragged | None = None
-    asked: Ragged | None = None
-
-    def left_out(self, repeats: bool) -> Ragged:
-        """What the ranking of each test query leaves out: what its user took, unless items come again."""
-        rows = self.seen if self.asked is None else self.asked
-        if repeats:
-            return Ragged(torch.zeros(self.test.n_users + 1, dtype=torch.int64), rows.values[:0])
-        return rows if self.asked is None else Ragged.from_pairs(rows.row_index(), rows.values, len(rows))
 
 
 def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str, Any]:

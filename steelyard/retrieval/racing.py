@@ -24,7 +24,7 @@ from steelyard.retrieval.contenders import SHRINK, TRIALS, Cell, settings_of, tr
 from steelyard.retrieval.index import top_k
 from steelyard.retrieval.job import build, validator
 from steelyard.retrieval.loop import fit
-from steelyard.retrieval.measuring import Parts
+from steelyard.retrieval.parts import Parts
 
 CUTOFFS, GIVEN = (10, 20), 10
 PROBE = 3

@@ -15,8 +15,8 @@ from steelyard.reports import write_training_report
 from steelyard.retrieval import Interactions, Retriever, TrainConfig, adapters, train
 from steelyard.retrieval.adapters import Adapter, FrozenVectors, VectorTowers
 from steelyard.retrieval.encoding import SentenceEncoder
-from steelyard.retrieval.job import over_rows
 from steelyard.retrieval.loop import Step
+from steelyard.retrieval.parts import over_rows
 from tests.cli.running import steelyard
 from tests.retrieval import planted
 from tests.retrieval.test_training import Stop, assert_same_model

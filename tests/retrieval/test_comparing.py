@@ -16,7 +16,7 @@ from steelyard.evaluation import paired_bootstrap
 from steelyard.ragged import Ragged
 from steelyard.retrieval import Cell, Interactions, TrainConfig, compare, racing
 from steelyard.retrieval.contenders import settings_of, trials
-from steelyard.retrieval.job import over_rows, partition
+from steelyard.retrieval.parts import over_rows, partition
 from steelyard.retrieval.racing import Ground, Race, train_unit
 from steelyard.retrieval.sequences import histories
 from steelyard.retrieval.served import differing, worst

@@ -15,8 +15,9 @@ from torch import Tensor
 from steelyard.ragged import Ragged
 from steelyard.retrieval import Interactions, Reading, Retriever, TrainConfig, loop, train
 from steelyard.retrieval.config import PRESETS, preset_changes
-from steelyard.retrieval.job import build, partition
+from steelyard.retrieval.job import build
 from steelyard.retrieval.loop import Step
+from steelyard.retrieval.parts import partition
 from steelyard.retrieval.sequences import SequenceModel, _windows, histories, positions
 from tests.cli.running import steelyard
 from tests.retrieval import planted

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from steelyard.losses import LOSSES
 from steelyard.reports import write_training_report
 from steelyard.retrieval import Interactions, Retriever, Stopped, TrainConfig, loop, train
-from steelyard.retrieval.job import build, partition
+from steelyard.retrieval.job import build
 from steelyard.retrieval.loop import Step
+from steelyard.retrieval.parts import partition
 from tests.retrieval import planted
 
 SMALL = TrainConfig(candidates=32, dim=8, epochs=6, batch=8, lr=0.05, validation_users=60, patience=0)
