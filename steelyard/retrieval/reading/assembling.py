@@ -158,7 +158,7 @@ def _known(rows: Rows, role: str, noun: str, vocabulary: pl.Series) -> Rows:
     left = numbered.without(f"unknown {noun}", numbered.frame[role] < 0)
     if len(left.frame) == 0:
         raise ValueError(
-            f"{', '.join(rows.files)}: none of {len(rows.frame):,} rows has a {noun} of the training data: "
+            f"{', '.join(rows.files)}: none of {len(rows.frame):,} rows has {'an' if noun == 'item' else 'a'} {noun} of the training data: "
             f"it has {rows.frame[role].head(1).to_list()}, that has {vocabulary.head(3).to_list()}. "
             "Is this the test file of another data set?"
         )
