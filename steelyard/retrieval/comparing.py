@@ -336,6 +336,8 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
             for path in inside
             if not (UNIT_FILE.fullmatch(path.name) or path.name.endswith(".part"))
         )
+    if PLAN not in found:  # every comparison begins with its plan; names alone do not make files ours
+        foreign += sorted(found & ours - {VECTORS})
     if VECTORS in found and holds_other(folder / VECTORS):
         foreign.append(VECTORS)
     if foreign:

@@ -368,7 +368,9 @@ def test_a_comparison_of_an_earlier_version_is_refused_in_words(tmp_path: Path) 
     assert json.loads((folder / "plan.json").read_text()) == old
 
 
-@pytest.mark.parametrize("name", ["thesis.txt", "units/thesis.txt", "units", "vectors/mine.npy"])
+@pytest.mark.parametrize(
+    "name", ["thesis.txt", "compare.json", "units/thesis.txt", "units", "vectors/mine.npy"]
+)
 def test_what_is_not_of_a_comparison_is_never_removed(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "c"
     path = folder / name
