@@ -29,6 +29,8 @@ class RankingMetrics:
         queries: int64, (n_queries,): the rows of the targets that the columns of `values` stand for.
         skipped: queries without targets, left out of all averages.
         unreachable: targets that count as relevant but can be retrieved at no depth (`Ranks.unreachable`).
+        groups: int64, (n_queries,): queries of one number, as positions of one session, are no independent
+            draws and are resampled together; None where each stands alone.
     """
 
     names: tuple[str, ...]
@@ -36,6 +38,7 @@ class RankingMetrics:
     queries: Tensor
     skipped: int
     unreachable: int
+    groups: Tensor | None = None
     _resampled: dict[tuple[int, int], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -70,7 +73,7 @@ class RankingMetrics:
     def interval(
         self, name: str, level: float = 0.95, resamples: int = 1000, seed: int = 0
     ) -> tuple[float, float]:
-        """Percentile bootstrap interval of the mean, resampling queries.
+        """Percentile bootstrap interval of the mean, resampling queries, or whole groups of them.
 
         All metrics share the same resamples, which are drawn once for each `(resamples, seed)` and kept.
 
@@ -84,7 +87,7 @@ class RankingMetrics:
             Lower and upper end.
 
         Raises:
-            ValueError: an unknown name, a level outside (0, 1), no resamples, or fewer than two queries.
+            ValueError: an unknown name, a level outside (0, 1), no resamples, or fewer than two queries (groups).
 
         Reference:
             Efron (1979), Bootstrap methods: another look at the jackknife, Annals of Statistics 7(1).
@@ -94,11 +97,14 @@ class RankingMetrics:
             raise ValueError(
                 f"Give a level in (0, 1) and at least one resample, got {level} and {resamples}."
             )
-        if self.n_queries < 2:
-            raise ValueError("An interval needs at least two queries with targets, got one.")
+        if self._n_draws < 2:
+            what = "queries with targets" if self.groups is None else "groups of queries"
+            raise ValueError(f"An interval needs at least two {what}, got one.")
         means = self._resampled.get((resamples, seed))
         if means is None:
-            means = self._resampled[resamples, seed] = resampled_means(self.values, resamples, seed)
+            means = self._resampled[resamples, seed] = resampled_means(
+                self.values, resamples, seed, self.groups
+            )
         edges = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
         low, high = torch.quantile(means[:, row], edges).tolist()
         return low, high
@@ -114,9 +120,13 @@ class RankingMetrics:
         """
         result: dict[str, dict[str, float | None]] = {}
         for name in self.names:
-            low, high = self.interval(name, level) if self.n_queries > 1 else (None, None)
+            low, high = self.interval(name, level) if self._n_draws > 1 else (None, None)
             result[name] = {"mean": self.mean(name), "low": low, "high": high}
         return result
+
+    @property
+    def _n_draws(self) -> int:
+        return self.n_queries if self.groups is None else len(torch.unique(self.groups))
 
     def _index(self, name: str) -> int:
         if name not in self.names:
@@ -144,6 +154,7 @@ def ranking_metrics(
     targets: Ragged,
     k: Sequence[int] = (5, 10, 20, 50),
     gains: Tensor | None = None,
+    groups: Tensor | None = None,
 ) -> RankingMetrics:
     """Recall, precision, nDCG, MAP, hit rate and MRR at each k, and uncut MRR, of each query.
 
@@ -165,12 +176,13 @@ def ranking_metrics(
         targets: row = query; values = relevant item ids.
         k: the depths.
         gains: floating, (targets,), positive; gain of each target, 1 if not given. Only nDCG uses it.
+        groups: int64, (rows,): the group of each query, whose intervals resample groups; each alone if not given.
 
     Returns:
         Metrics of the queries that have targets.
 
     Raises:
-        ValueError: no targets at all, ranks or gains of another length, a depth that is not positive
+        ValueError: no targets at all, ranks, gains or groups of another length, a depth that is not positive
             or is given twice, gains that are not positive.
 
     Reference:
@@ -192,6 +204,8 @@ def ranking_metrics(
         raise ValueError(
             "Give one positive, finite gain for each target; an item of no gain is not a target."
         )
+    if groups is not None and (groups.shape != (len(targets),) or groups.dtype != torch.int64):
+        raise ValueError(f"groups must be int64 ({len(targets)},), got {groups.dtype} {tuple(groups.shape)}.")
     cuts = np.array(sorted(k), dtype=np.int64)
     queries = torch.nonzero(targets.counts)[:, 0]
     out, mrr = _measure(ranks, targets, queries, cuts, gains.numpy().astype(np.float64))
@@ -202,6 +216,7 @@ def ranking_metrics(
         queries=queries,
         skipped=len(targets) - len(queries),
         unreachable=ranks.unreachable,
+        groups=None if groups is None else groups[queries],
     )
 
 

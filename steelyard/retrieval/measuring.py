@@ -40,11 +40,11 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
     vectors = retriever.query_vectors(test) if parts.asked is None else retriever.vectors_after(parts.asked)
     ranks = count_ranks(vectors, retriever.item_vectors, targets, left_out)
     cut = int(config.metric.partition("@")[2])
-    result = ranking_metrics(ranks, targets, k=tuple(sorted({*CUTOFFS, cut})))
+    result = ranking_metrics(ranks, targets, k=tuple(sorted({*CUTOFFS, cut})), groups=parts.groups)
     counts = parts.train.item_counts()
-    baselines = {"chance": _constant(torch.zeros_like(counts), targets, left_out)}
+    baselines = {"chance": _constant(torch.zeros_like(counts), targets, left_out, parts.groups)}
     if retriever.item_texts is None:
-        baselines["popularity"] = _constant(counts, targets, left_out)
+        baselines["popularity"] = _constant(counts, targets, left_out, parts.groups)
     elif bm25_available():
         lists = bm25_ranking(retriever.item_texts, test.user_ids.cast(pl.String), BM25_DEPTH)
         baselines["bm25"] = ranking_metrics(ranks_from_lists(lists, targets), targets, k=CUTOFFS).to_dict()
@@ -83,10 +83,12 @@ def _said_of_seen(parts: Parts, text: bool, repeats: bool) -> str:
     )
 
 
-def _constant(score: Tensor, targets: Ragged, seen: Ragged) -> dict[str, dict[str, float | None]]:
+def _constant(
+    score: Tensor, targets: Ragged, seen: Ragged, groups: Tensor | None
+) -> dict[str, dict[str, float | None]]:
     """Metrics of one ranking for all: the same score of each item for every user, ties averaged."""
     ranks = count_ranks(torch.ones(len(targets), 1), score.float().unsqueeze(1), targets, seen)
-    return ranking_metrics(ranks, targets, k=CUTOFFS).to_dict()
+    return ranking_metrics(ranks, targets, k=CUTOFFS, groups=groups).to_dict()
 
 
 def per_user(result: RankingMetrics, seen: Ragged, metric: str) -> dict[str, list[Any]]:

@@ -28,6 +28,7 @@ class Parts:
         seen: items each user is known to have taken outside the test.
         history: for "sequence": the same in the order of time.
         asked: for "sequence" and test histories that training never saw: what came before each test query.
+        groups: of the same: the history that each test query is a position of.
     """
 
     train: Interactions
@@ -36,6 +37,7 @@ class Parts:
     seen: Ragged
     history: Ragged | None = None
     asked: Ragged | None = None
+    groups: Tensor | None = None
 
     def left_out(self, repeats: bool) -> Ragged:
         """What the ranking of each test query leaves out: what its user took, unless items come again."""
@@ -60,7 +62,7 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
         raise ValueError("There is one item in the catalogue, so there is nothing to rank.")
     if data.n_users < 2:
         raise ValueError("There is one user (or query), so nothing can be held out from others.")
-    rest, asked = data, None
+    rest, asked, groups = data, None, None
     if test is not None and not test.item_ids.equals(data.item_ids):
         raise ValueError("The test has another item vocabulary than the data; read it with `read_test`.")
     if test is None:
@@ -71,7 +73,7 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
                 f"The test asks about users that training does not know, and the model {config.model} has no vector for "
                 "them; the model sequence does."
             )
-        test, asked = positions(test, config.length)
+        test, asked, groups = positions(test, config.length)
     kept, validation = rest, rest.select(torch.zeros(len(rest), dtype=torch.bool))
     if config.validation:
         users = None if split_by == "time" else config.validation_users
@@ -88,7 +90,7 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
         rest.known() if not data.is_text else Ragged.from_pairs(rest.users[:0], rest.items[:0], test.n_users)
     )
     history = histories(rest) if config.model == "sequence" else None
-    return Parts(kept, validation, test, seen, history, asked)
+    return Parts(kept, validation, test, seen, history, asked, groups)
 
 
 def _split(

@@ -33,7 +33,7 @@ def histories(data: Interactions) -> Ragged:
     return Ragged(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), data.items[rows])
 
 
-def positions(data: Interactions, length: int) -> tuple[Interactions, Ragged]:
+def positions(data: Interactions, length: int) -> tuple[Interactions, Ragged, Tensor]:
     """Every position of histories as a query of its own: what came before, and the item that followed.
 
     Args:
@@ -41,8 +41,8 @@ def positions(data: Interactions, length: int) -> tuple[Interactions, Ragged]:
         length: how many items before a position are kept.
 
     Returns:
-        One pair a query, its user named after the history and how many items came before; and those items,
-        in the order of time.
+        One pair a query, its user named after the history and how many items came before; those items, in the order of
+        time; and which history each query is of, int64.
 
     Raises:
         ValueError: no history has two items.
@@ -62,7 +62,7 @@ def positions(data: Interactions, length: int) -> tuple[Interactions, Ragged]:
     asked = replace(
         data, users=queries, items=rows.values[last], user_ids=names["user"], weights=None, times=None
     )
-    return asked, Ragged(offsets, rows.values[place])
+    return asked, Ragged(offsets, rows.values[place]), user
 
 
 class SequenceModel(nn.Module):

@@ -15,6 +15,7 @@ from steelyard.evaluation import (
     ranks_from_scores,
     recall_by_popularity,
 )
+from steelyard.evaluation.bootstrap import resampled_means
 from steelyard.ragged import Ragged
 from tests.evaluation.slow_ranking import expected_metrics, metrics_of_list
 from tests.evaluation.test_ranks import ragged, skewed_case
@@ -212,6 +213,37 @@ def test_intervals_are_ordered_repeatable_and_json_ready():
     low, high = metrics.interval("ndcg@10", resamples=4000)
     stderr = float(metrics.per_query("ndcg@10").std()) / math.sqrt(metrics.n_queries)
     assert (high - low) / (2 * 1.96 * stderr) == pytest.approx(1.0, abs=0.06)
+
+
+def test_queries_of_a_group_are_resampled_together():
+    """Copies of a query tell nothing new: the interval of 40 queries five times over is that of the 40."""
+    g = torch.Generator().manual_seed(15)
+    scores, wanted = torch.rand(40, 20, generator=g), torch.randint(20, (40,), generator=g)
+    five = torch.arange(40).repeat_interleave(5)
+    once, often = (
+        (scores[rows], Ragged(torch.arange(len(rows) + 1), wanted[rows])) for rows in (torch.arange(40), five)
+    )
+    alone = ranking_metrics(ranks_from_scores(*once), once[1], (5,))
+    together = ranking_metrics(ranks_from_scores(*often), often[1], (5,), groups=five + 7)
+    apart = ranking_metrics(ranks_from_scores(*often), often[1], (5,))
+    assert together.mean("mrr") == pytest.approx(alone.mean("mrr"))
+    assert together.interval("mrr") == pytest.approx(alone.interval("mrr"))
+    low, high = apart.interval("mrr")
+    assert high - low < 0.6 * (alone.interval("mrr")[1] - alone.interval("mrr")[0])
+    with pytest.raises(ValueError, match="two groups"):
+        ranking_metrics(ranks_from_scores(*often), often[1], (5,), groups=five * 0).interval("mrr")
+    with pytest.raises(ValueError, match="groups must be int64"):
+        ranking_metrics(ranks_from_scores(*often), often[1], (5,), groups=five[:3])
+
+
+def test_resampled_means_of_groups_of_unequal_size_weigh_each_query_alike():
+    values, groups = torch.tensor([[1.0, 0.0, 0.0, 1.0, 0.5]]).double(), torch.tensor([4, 4, 4, 2, 9])
+    got = resampled_means(values, 50, 3, groups)[:, 0]
+    drawn = torch.randint(3, (50, 3), generator=torch.Generator().manual_seed(3))
+    members = [[3], [0, 1, 2], [4]]  # in the order of the groups' numbers
+    for row in range(50):
+        taken = [i for group in drawn[row].tolist() for i in members[group]]
+        assert float(got[row]) == pytest.approx(sum(float(values[0, i]) for i in taken) / len(taken))
 
 
 @pytest.mark.slow

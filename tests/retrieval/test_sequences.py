@@ -313,10 +313,11 @@ def test_each_position_but_the_first_is_asked_with_what_came_before(
         with pytest.raises(ValueError, match="two items"):
             positions(data, length)
         return
-    asked, before = positions(data, length)
+    asked, before, groups = positions(data, length)
     assert asked.users.tolist() == list(range(len(want)))
     got = [(asked.user_ids[q], before.row(q).tolist(), int(asked.items[q])) for q in range(len(want))]
     assert got == want
+    assert groups.tolist() == [int(name[1]) for name, _, _ in want]
 
 
 @pytest.mark.parametrize("repeats", [False, True])
