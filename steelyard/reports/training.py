@@ -60,7 +60,7 @@ def _content(metrics: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, An
             {"name": f"test {name}", "value": f"{test[name]['mean']:.4f}", "note": _interval(test[name])}
             for name in ("recall@20", "ndcg@20", "ndcg@10", "mrr")
         ],
-        "queries": f"{metrics['test_queries']:,}",
+        "queries": _queries(metrics),
         "seen": _seen(metrics),
         "rows": rows,
         "metric_names": list(test),
@@ -76,6 +76,12 @@ def _content(metrics: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, An
         "reading": _reading(reading),
         "settings": settings,
     }
+
+
+def _queries(metrics: dict[str, Any]) -> str:
+    histories = metrics.get("test_histories")
+    positions = f"{metrics['test_queries']:,} queries"
+    return positions if histories is None else f"{histories:,} histories, each position a query: {positions}"
 
 
 def _figures(metrics: dict[str, Any], rows: dict[str, Any], steps: list[dict[str, Any]]) -> dict[str, str]:

@@ -54,6 +54,7 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
     return {
         "test": result.to_dict(),
         "test_queries": result.n_queries,
+        "test_histories": None if result.groups is None else len(torch.unique(result.groups)),
         "test_queries_without_targets": result.skipped,
         "unreachable_targets": result.unreachable,
         "seen_items": _said_of_seen(parts, text, config.repeats),

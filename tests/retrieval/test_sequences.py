@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from steelyard.ragged import Ragged
+from steelyard.reports import write_training_report
 from steelyard.retrieval import Interactions, Reading, Retriever, TrainConfig, loop, train
 from steelyard.retrieval.config import PRESETS, preset_changes
 from steelyard.retrieval.job import build
@@ -338,6 +339,10 @@ def test_new_sessions_are_asked_position_by_position_and_repeats_are_found_where
     )
     retriever, metrics = Retriever.load(tmp_path / "m"), trained.metrics
     assert metrics["test_queries"] == (90 if repeats else 60)
+    assert metrics["test_histories"] == 30
+    assert "30 histories, each position a query" in write_training_report(tmp_path / "m").read_text(
+        encoding="utf-8"
+    )
     ranks = []
     for user in range(test.n_users):
         items = histories(test).row(user).tolist()
