@@ -73,7 +73,8 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
                 f"The test asks about users that training does not know, and the model {config.model} has no vector for "
                 "them; the model sequence does."
             )
-        test, asked, groups = positions(test, config.length)
+        # What came before the window cannot be looked at, but where items do not come again it is left out too.
+        test, asked, groups = positions(test, config.length if config.repeats else None)
     kept, validation = rest, rest.select(torch.zeros(len(rest), dtype=torch.bool))
     if config.validation:
         users = None if split_by == "time" else config.validation_users

@@ -33,12 +33,12 @@ def histories(data: Interactions) -> Ragged:
     return Ragged(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), data.items[rows])
 
 
-def positions(data: Interactions, length: int) -> tuple[Interactions, Ragged, Tensor]:
+def positions(data: Interactions, length: int | None) -> tuple[Interactions, Ragged, Tensor]:
     """Every position of histories as a query of its own: what came before, and the item that followed.
 
     Args:
         data: pairs of users that are asked at each of their items but the first.
-        length: how many items before a position are kept.
+        length: how many items before a position are kept; None keeps all, which is quadratic in a history's length.
 
     Returns:
         One pair a query, its user named after the history and how many items came before; those items, in the order of
@@ -54,7 +54,7 @@ def positions(data: Interactions, length: int) -> tuple[Interactions, Ragged, Te
     queries = torch.arange(len(user))
     before = 1 + queries - torch.searchsorted(user, user)
     last = rows.offsets[:-1][user] + before
-    kept = before.clamp(max=length)
+    kept = before if length is None else before.clamp(max=length)
     offsets = torch.cat([kept.new_zeros(1), kept.cumsum(0)])
     place = torch.arange(int(offsets[-1])) + torch.repeat_interleave(last - kept - offsets[:-1], kept)
     names = pl.DataFrame({"user": data.user_ids.gather(user.numpy()).cast(pl.String), "n": before.numpy()})

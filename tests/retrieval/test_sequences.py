@@ -299,14 +299,14 @@ def sessions(rows: list[list[int]], n_items: int = 30, name: str = "s") -> Inter
 @settings(max_examples=50)
 @given(
     rows=st.lists(st.lists(st.integers(0, 9), max_size=7), min_size=1, max_size=5),
-    length=st.integers(1, 8),
+    length=st.integers(1, 8) | st.none(),
 )
 def test_each_position_but_the_first_is_asked_with_what_came_before(
-    rows: list[list[int]], length: int
+    rows: list[list[int]], length: int | None
 ) -> None:
     data = sessions(rows)
     want = [
-        (f"s{s} after {n}", r[max(0, n - length) : n], r[n])
+        (f"s{s} after {n}", r[max(0, n - (length or n)) : n], r[n])
         for s, r in enumerate(rows)
         for n in range(1, len(r))
     ]
@@ -359,6 +359,15 @@ def test_new_sessions_are_asked_position_by_position_and_repeats_are_found_where
         own = retriever.recommend(["s0"], 30)
         assert set(own["item"]) == set(data.item_ids)
     assert "after" in metrics["examples"][0]["user"]
+
+
+def test_what_came_before_the_window_is_left_out_too_where_items_do_not_come_again() -> None:
+    """A window of 2 over nine items: all that came before is hidden, so that chance has fewer items to hit."""
+    data = sessions([[(s + 2 * t) % 30 for t in range(9)] for s in range(60)])
+    test = sessions([[(s + 2 * t) % 30 for t in range(9)] for s in range(30)], name="new")
+    metrics = train(data, test, config(epochs=1, length=2), split_by="leave-last-out").metrics
+    want = sum(10 / (30 - n) for n in range(1, 9)) / 8
+    assert metrics["baselines"]["chance"]["recall@10"]["mean"] == pytest.approx(want)
 
 
 def test_histories_that_cannot_be_asked_are_refused() -> None:
