@@ -18,6 +18,7 @@ from steelyard.files import alone_in, write_json
 from steelyard.negatives import Catalogue, adapts, proposal
 from steelyard.ragged import Ragged
 from steelyard.retrieval.adapters import VECTORS, FrozenVectors, VectorTowers, holds_other
+from steelyard.retrieval.bm25 import bm25_available
 from steelyard.retrieval.checkpoint import CHECKPOINT
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.encoding import SentenceEncoder
@@ -145,7 +146,8 @@ def train(
             if config.validation
             else "The last epoch"
         )
-        say(f"{chosen}; ranking all {data.n_items:,} items for the test.")
+        besides = ", and by BM25" if data.is_text and bm25_available() else ""
+        say(f"{chosen}; ranking all {data.n_items:,} items for the test{besides}.")
         seconds = round(time.monotonic() - started, 1)
         if folder is not None:
             retriever.save(folder)
