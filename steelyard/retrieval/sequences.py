@@ -16,6 +16,8 @@ from steelyard.retrieval.interactions import Interactions
 
 AT_ONCE = 256
 GROUPS = 4
+MOST_BEFORE = 200_000_000
+"""Items before all positions of a test together: 1.6 GB."""
 
 
 def histories(data: Interactions) -> Ragged:
@@ -45,7 +47,7 @@ def positions(data: Interactions, length: int | None) -> tuple[Interactions, Rag
         time; and which history each query is of, int64.
 
     Raises:
-        ValueError: no history has two items.
+        ValueError: no history has two items, or all positions together have too many before them.
     """
     rows = histories(data)
     user = torch.repeat_interleave(torch.arange(len(rows)), (rows.counts - 1).clamp(min=0))
@@ -55,6 +57,12 @@ def positions(data: Interactions, length: int | None) -> tuple[Interactions, Rag
     before = 1 + queries - torch.searchsorted(user, user)
     last = rows.offsets[:-1][user] + before
     kept = before if length is None else before.clamp(max=length)
+    if int(kept.sum()) > MOST_BEFORE:
+        raise ValueError(
+            f"The {len(kept):,} positions of the test have {int(kept.sum()):,} items before them, more than "
+            f"{MOST_BEFORE:,}: give fewer or shorter test histories, or --repeats if items come again, which looks at "
+            "the window alone."
+        )
     offsets = torch.cat([kept.new_zeros(1), kept.cumsum(0)])
     place = torch.arange(int(offsets[-1])) + torch.repeat_interleave(last - kept - offsets[:-1], kept)
     names = pl.DataFrame({"user": data.user_ids.gather(user.numpy()).cast(pl.String), "n": before.numpy()})

@@ -370,7 +370,7 @@ def test_what_came_before_the_window_is_left_out_too_where_items_do_not_come_aga
     assert metrics["baselines"]["chance"]["recall@10"]["mean"] == pytest.approx(want)
 
 
-def test_histories_that_cannot_be_asked_are_refused() -> None:
+def test_histories_that_cannot_be_asked_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data, test = sessions([[1, 2, 3], [4, 5, 6]]), sessions([[1, 2]], name="new")
     with pytest.raises(ValueError, match="has no vector for"):
         train(data, test, TrainConfig.of("mf", dim=4, epochs=1))
@@ -378,6 +378,11 @@ def test_histories_that_cannot_be_asked_are_refused() -> None:
         train(data, sessions([[1, 2]], n_items=9), config(epochs=1), split_by="leave-last-out")
     with pytest.raises(ValueError, match="setting of the model sequence"):
         TrainConfig.of("mf", repeats=True)
+    with monkeypatch.context() as small:
+        small.setattr("steelyard.retrieval.sequences.MOST_BEFORE", 20)
+        with pytest.raises(ValueError, match="7 positions of the test have 28 items before them"):
+            positions(sessions([list(range(8))]), None)
+        assert len(positions(sessions([list(range(8))]), 2)[0]) == 7
     retriever = train(data, test, config(epochs=1), split_by="leave-last-out").retriever
     with pytest.raises(ValueError, match="No history"):
         retriever.recommend_after([])
