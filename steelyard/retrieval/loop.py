@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from steelyard.losses import retrieval_loss
 from steelyard.negatives import Catalogue, Context, adapts, proposal
@@ -302,10 +303,11 @@ class _Run:
         if self.sequences is None:  # the others have left out entries within
             queries = drop_out(plain, self.config, self.generator)
         vectors = encoder.items(distinct)
-        candidates = vectors[place[len(items) :]].reshape(*draws.ids.shape, vectors.shape[1])
+        # `embedding`, not indexing, whose gradient several threads add up in an order that changes from run to run.
+        candidates = embedding(place[len(items) :], vectors).reshape(*draws.ids.shape, vectors.shape[1])
         scale = self.model.log_scale.exp()
         hits = context.hits(draws.ids)
-        positive = (queries[owner] * vectors[place[: len(items)]]).sum(1) * scale
+        positive = (embedding(owner, queries) * embedding(place[: len(items)], vectors)).sum(1) * scale
         loss = batch_loss(
             self.objective, positive, queries, candidates, draws, scale, owner, hits, len(self.counts)
         )

@@ -77,9 +77,8 @@ def batch_loss(
     mask[hits] = True
     log_expected = draws.log_expected.to(negative.dtype).expand_as(negative)
     number = float(scale.detach())
-    return loss(
-        Scored(positive, negative[owner], log_expected[owner], mask[owner], number, n_items, threshold)
-    )
+    own = functional.embedding(owner, negative)  # its gradient is added up in one order, whatever the threads
+    return loss(Scored(positive, own, log_expected[owner], mask[owner], number, n_items, threshold))
 
 
 @torch.no_grad()

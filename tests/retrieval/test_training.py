@@ -1,6 +1,7 @@
 """The job: it learns, it chooses on validation data, it saves, and it goes on as if it had never stopped."""
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -236,6 +237,22 @@ def test_a_process_killed_in_mid_epoch_resumes_to_the_same_bits(tmp_path: Path) 
         [*COMMAND, *settings, "--out", str(tmp_path / "cut"), "--resume"], check=True, capture_output=True
     )
     assert_same_model(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["bsl:1.2", "psl"])
+def test_two_threads_give_the_same_bits_from_run_to_run(tmp_path: Path, loss: str) -> None:
+    """Indexing adds its gradient up in the order in which threads come; what the loop uses does not."""
+    path = planted.write_csv(planted.interactions(n_users=200, each=20), tmp_path / "data.csv")
+    words = f"--epochs 3 --batch 32 --candidates 64 --patience 0 --loss {loss}".split()
+    for name in ("a", "b"):
+        subprocess.run(
+            [*COMMAND, str(path), *words, "--out", str(tmp_path / name)],
+            check=True,
+            capture_output=True,
+            env=os.environ | {"OMP_NUM_THREADS": "2"},
+        )
+    assert_same_model(tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.slow
