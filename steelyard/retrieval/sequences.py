@@ -234,7 +234,7 @@ class SequenceModel(nn.Module):
             states, _ = self.gru(_drop(x, dropout, generator))
             return _drop(states, dropout, generator), real
         from_end = (self.length - rows.counts.unsqueeze(1) + column).clamp(max=self.length - 1)
-        x = _drop(x + self.place[from_end], dropout, generator)
+        x = _drop(x + functional.embedding(from_end, self.place), dropout, generator)
         for block in self.blocks:
             x = block(x, dropout, generator)
         return self.last(x), real

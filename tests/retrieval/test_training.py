@@ -240,7 +240,7 @@ def test_a_process_killed_in_mid_epoch_resumes_to_the_same_bits(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["bsl:1.2", "psl"])
+@pytest.mark.parametrize("loss", ["bsl:1.2", "psl", "softmax --model sequence --length 7"])
 def test_two_threads_give_the_same_bits_from_run_to_run(tmp_path: Path, loss: str) -> None:
     """Indexing adds its gradient up in the order in which threads come; what the loop uses does not."""
     path = planted.write_csv(planted.interactions(n_users=200, each=20), tmp_path / "data.csv")
