@@ -22,7 +22,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from steelyard.evaluation import count_ranks, paired_bootstrap, ranking_metrics
+from steelyard.evaluation import count_ranks, paired_comparison, ranking_metrics
 from steelyard.ragged import Ragged
 from steelyard.retrieval import Interactions, TrainConfig, read_interactions, train
 from steelyard.retrieval.encoding import SentenceEncoder
@@ -99,7 +99,7 @@ def report(parts: dict[str, Interactions], queries: Tensor, documents: Tensor, q
     for name, rows in groups.items():
         if int(rows.sum()) < 2:
             continue
-        pair = paired_bootstrap({system: values[rows] for system, values in scores.items()})[0]
+        pair = paired_comparison({system: values[rows] for system, values in scores.items()})[0]
         means = ", ".join(f"{system} {float(values[rows].mean()):.4f}" for system, values in scores.items())
         print(
             f"{name} ({int(rows.sum())} queries): {means}; difference {pair.difference:.4f} [{pair.low:.4f}, {pair.high:.4f}]"

@@ -1,6 +1,6 @@
 """Exact ranking metrics over the whole catalogue, with intervals."""
 
-from steelyard.evaluation.comparing import PairedDifference, holm, paired_bootstrap
+from steelyard.evaluation.comparing import PairedDifference, holm, paired_comparison
 from steelyard.evaluation.ranking import (
     PopularitySlice,
     RankingMetrics,
@@ -16,7 +16,7 @@ __all__ = [
     "Ranks",
     "count_ranks",
     "holm",
-    "paired_bootstrap",
+    "paired_comparison",
     "ranking_metrics",
     "ranks_from_lists",
     "ranks_from_scores",

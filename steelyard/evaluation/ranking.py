@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from steelyard.evaluation import measures
-from steelyard.evaluation.bootstrap import resampled_means
+from steelyard.evaluation.bootstrap import expanded_interval, resampled_means
 from steelyard.evaluation.ranks import Ranks
 from steelyard.ragged import Ragged
 
@@ -73,7 +73,7 @@ class RankingMetrics:
     def interval(
         self, name: str, level: float = 0.95, resamples: int = 1000, seed: int = 0
     ) -> tuple[float, float]:
-        """Percentile bootstrap interval of the mean, resampling queries, or whole groups of them.
+        """Bootstrap interval of the mean, resampling queries, or whole groups of them (`expanded_interval`).
 
         All metrics share the same resamples, which are drawn once for each `(resamples, seed)` and kept.
 
@@ -89,8 +89,6 @@ class RankingMetrics:
         Raises:
             ValueError: an unknown name, a level outside (0, 1), no resamples, or fewer than two queries (groups).
 
-        Reference:
-            Efron (1979), Bootstrap methods: another look at the jackknife, Annals of Statistics 7(1).
         """
         row = self._index(name)
         if not 0 < level < 1 or resamples < 1:
@@ -105,9 +103,7 @@ class RankingMetrics:
             means = self._resampled[resamples, seed] = resampled_means(
                 self.values, resamples, seed, self.groups
             )
-        edges = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-        low, high = torch.quantile(means[:, row], edges).tolist()
-        return low, high
+        return expanded_interval(means[:, row], self._n_draws, level)
 
     def to_dict(self, level: float = 0.95) -> dict[str, dict[str, float | None]]:
         """Every metric as `{name: {"mean", "low", "high"}}`; the ends are None for a single query.

@@ -13,8 +13,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from steelyard.evaluation import PairedDifference, paired_bootstrap
-from steelyard.evaluation.bootstrap import resampled_means
+from steelyard.evaluation import PairedDifference, paired_comparison
+from steelyard.evaluation.bootstrap import expanded_interval, resampled_means
 from steelyard.files import alone_in, check_plan, check_writable, read_json, replacing, write_json
 from steelyard.ragged import Ragged
 from steelyard.retrieval.adapters import VECTORS, FrozenVectors, holds_other
@@ -33,6 +33,7 @@ __all__ = ["Cell", "Compared", "compare"]
 SUMMARY, PLAN, UNITS, QUERIES, PAGE = "compare.json", "plan.json", "units", "queries.parquet", "compare.html"
 VERSION = 2
 SHOWN_CELLS = 4
+FEW = 30
 UNIT_FILE = re.compile(r"[0-9a-f]{20}\.(json|safetensors)")
 
 
@@ -183,7 +184,7 @@ def _conclude(
         | {"name": cell.name, "settings": settings, "epochs": n, "validation": validation}
         for cell, runs, n, (settings, validation) in zip(race.cells, finals, epochs, winners, strict=True)
     ]
-    differences = paired_bootstrap(scores, seed=race.base.seed)
+    differences = paired_comparison(scores, seed=race.base.seed)
     history = None if ground.parts.test.is_text else histories(ground.for_test().train)
     _write_queries(folder / QUERIES, ground, history, scores)
     order = sorted(range(len(rows)), key=lambda c: -rows[c]["test"][metric]["mean"])[:SHOWN_CELLS]
@@ -265,7 +266,7 @@ def _mean_slices(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 def interval(values: Tensor) -> dict[str, float]:
     """Mean over queries, (n,), with its 95 % bootstrap interval."""
     means = resampled_means(values.unsqueeze(0), 1000, 0).squeeze(1)
-    low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    low, high = expanded_interval(means, len(values))
     return {"mean": float(values.mean()), "low": low, "high": high}
 
 
@@ -299,10 +300,14 @@ def _check_numbers(minutes: float, seeds: int, engine: str) -> None:
 def _notes(parts: Parts, ordered: bool) -> list[str]:
     """What a reader of the test should know."""
     test = parts.test
+    asked = test.known().counts > 0
     found: list[str] = []
+    if int(asked.sum()) < FEW:
+        found.append(
+            f"The test has {int(asked.sum())} queries; below {FEW} little can be shown, and intervals are a little narrow."
+        )
     if test.is_text:
         return found
-    asked = test.known().counts > 0
     new = int((asked & (parts.seen.counts == 0)).sum())
     if new:
         found.append(f"{new:,} of {int(asked.sum()):,} test queries took nothing in training.")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from steelyard.evaluation import paired_bootstrap
+from steelyard.evaluation import paired_comparison
 from steelyard.ragged import Ragged
 from steelyard.retrieval import Cell, Interactions, TrainConfig, compare, racing
 from steelyard.retrieval.contenders import settings_of, trials
@@ -52,7 +52,7 @@ def test_a_comparison_is_tuned_on_validation_and_tested_once_a_seed(tmp_path: Pa
         assert cell["spent_seconds"] == pytest.approx(spent)
         want = torch.tensor(finals, dtype=torch.float64).mean(0)
         torch.testing.assert_close(done.scores[cell["name"]], want)
-    assert paired_bootstrap(done.scores, seed=SMALL.seed) == done.differences
+    assert paired_comparison(done.scores, seed=SMALL.seed) == done.differences
     table = pl.read_parquet(tmp_path / "c" / "queries.parquet")
     assert table.columns == ["query", "history", *(cell.name for cell in CELLS)]
     assert set(table["query"]) <= set(data.user_ids)
