@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import polars as pl
@@ -24,7 +24,6 @@ from steelyard.retrieval.index import top_k
 from steelyard.retrieval.loop import Counters
 from steelyard.retrieval.parts import Parts
 from steelyard.retrieval.retriever import Retriever
-from steelyard.retrieval.sequences import histories
 
 CUTOFFS = (5, 10, 20, 50)
 BM25_DEPTH = 100
@@ -37,20 +36,25 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
     test, config = parts.test, retriever.config
     targets = test.known()
     text, left_out = retriever.item_texts is not None, parts.left_out(config.repeats)
-    vectors = retriever.query_vectors(test) if parts.asked is None else retriever.vectors_after(parts.asked)
+    asked = None if parts.asked is None else parts.asked.known(length=config.length)
+    vectors = retriever.query_vectors(test) if asked is None else retriever.vectors_after(asked)
     ranks = count_ranks(vectors, retriever.item_vectors, targets, left_out)
-    cut = int(config.metric.partition("@")[2])
-    result = ranking_metrics(ranks, targets, k=tuple(sorted({*CUTOFFS, cut})), groups=parts.groups)
+    cuts = tuple(sorted({*CUTOFFS, int(config.metric.partition("@")[2])}))
+    result = ranking_metrics(ranks, targets, k=cuts, groups=parts.groups)
     counts = parts.train.item_counts()
-    baselines = {"chance": _constant(torch.zeros_like(counts), targets, left_out, parts.groups)}
-    if retriever.item_texts is None:
-        baselines["popularity"] = _constant(counts, targets, left_out, parts.groups)
+    rankings = {"chance": _constant(torch.zeros_like(counts), targets, left_out)}
+    if not text:
+        rankings["popularity"] = _constant(counts, targets, left_out)
     elif bm25_available():
-        lists = bm25_ranking(retriever.item_texts, test.user_ids.cast(pl.String), BM25_DEPTH)
-        baselines["bm25"] = ranking_metrics(ranks_from_lists(lists, targets), targets, k=CUTOFFS).to_dict()
+        depth = max(BM25_DEPTH, cuts[-1])
+        lists = bm25_ranking(retriever.item_texts, test.user_ids.cast(pl.String), depth)  # type: ignore[arg-type]
+        rankings["bm25"] = ranks_from_lists(lists, targets)
     if isinstance(retriever.model.encoder, VectorTowers):
-        before = count_ranks(*retriever.model.encoder.before(test), targets, retriever.seen)
-        baselines["frozen"] = ranking_metrics(before, targets, k=CUTOFFS).to_dict()
+        rankings["frozen"] = count_ranks(*retriever.model.encoder.before(test), targets, left_out)
+    baselines = {
+        name: ranking_metrics(others, targets, k=cuts, groups=parts.groups).to_dict()
+        for name, others in rankings.items()
+    }
     return {
         "test": result.to_dict(),
         "test_queries": result.n_queries,
@@ -63,10 +67,8 @@ def measure(retriever: Retriever, parts: Parts, counters: Counters) -> dict[str,
         "epochs": counters.history,
         "best_epoch": counters.epoch - 1 if counters.best_score is None else counters.best_epoch,
         "best_validation": {config.metric: counters.best_score},
-        "per_user": None
-        if text
-        else per_user(result, parts.seen if parts.asked is None else parts.asked, config.metric),
-        "examples": examples(retriever, parts, ranks, result, vectors),
+        "per_user": None if text else per_user(result, parts, config.metric),
+        "examples": examples(retriever, parts, ranks, result, vectors, left_out),
         "training": config.to_dict(),
         "temperature": float(torch.exp(-retriever.model.log_scale.detach())),
     }
@@ -84,23 +86,33 @@ def _said_of_seen(parts: Parts, text: bool, repeats: bool) -> str:
     )
 
 
-def _constant(
-    score: Tensor, targets: Ragged, seen: Ragged, groups: Tensor | None
-) -> dict[str, dict[str, float | None]]:
-    """Metrics of one ranking for all: the same score of each item for every user, ties averaged."""
-    ranks = count_ranks(torch.ones(len(targets), 1), score.float().unsqueeze(1), targets, seen)
-    return ranking_metrics(ranks, targets, k=CUTOFFS, groups=groups).to_dict()
+def _constant(score: Tensor, targets: Ragged, seen: Ragged) -> Ranks:
+    """Ranks under one ranking for all: the same score of each item for every user, ties averaged."""
+    return count_ranks(torch.ones(len(targets), 1), score.float().unsqueeze(1), targets, seen)
 
 
-def per_user(result: RankingMetrics, seen: Ragged, metric: str) -> dict[str, list[Any]]:
-    """What each test user took in training and how well it is served; at most 5,000 users, evenly taken."""
-    step = -(-result.n_queries // PER_USER)
-    values = result.per_query(metric)[::step]
-    return {"history": seen.counts[result.queries[::step]].tolist(), "values": values.tolist()}
+def per_user(result: RankingMetrics, parts: Parts, metric: str) -> dict[str, list[Any]]:
+    """How much each test user took and how well it is served; at most 5,000 users, evenly taken.
+
+    Of histories that training never saw: their length, and the mean over their positions.
+    """
+    values, took = result.per_query(metric), parts.seen.counts
+    users = result.queries
+    if parts.asked is not None:
+        users, place = torch.unique(parts.asked.history[users], return_inverse=True)
+        sums = values.new_zeros(len(users)).index_add_(0, place, values)
+        values, took = sums / torch.bincount(place), parts.asked.histories.counts
+    step = -(-len(users) // PER_USER)
+    return {"history": took[users[::step]].tolist(), "values": values[::step].tolist()}
 
 
 def examples(
-    retriever: Retriever, parts: Parts, ranks: Ranks, result: RankingMetrics, vectors: Tensor
+    retriever: Retriever,
+    parts: Parts,
+    ranks: Ranks,
+    result: RankingMetrics,
+    vectors: Tensor,
+    left_out: Ragged,
 ) -> list[dict[str, Any]]:
     """A few test users, from well served to badly served, the worst three among them: what they took, what they would be given."""
     targets, users = parts.test.known(), result.queries
@@ -110,14 +122,15 @@ def examples(
     worst = torch.arange(max(0, len(users) - WORST), len(users))
     places = torch.unique(torch.cat([places, worst]))
     chosen, values = users[order][places], result.per_query(retriever.config.metric)[order][places]
-    history = None if retriever.item_texts is not None else parts.asked or _histories(parts)
-    exclude = parts.left_out(retriever.config.repeats).take(chosen)
-    _, answers = top_k(vectors[chosen], retriever.item_vectors, 10, exclude=exclude)
+    history = parts.history.take(chosen) if parts.asked is None and parts.history is not None else None
+    if parts.asked is not None:
+        history = parts.asked.known(chosen)
+    _, answers = top_k(vectors[chosen], retriever.item_vectors, 10, exclude=left_out.take(chosen))
     return [
         {
             "user": parts.test.user_ids[row],
-            "took": None if history is None else len(history.row(row)),
-            "history": [] if history is None else _items(retriever, history.row(row)[-SHOWN:].flip(0)),
+            "took": None if history is None else len(history.row(at)),
+            "history": [] if history is None else _items(retriever, history.row(at)[-SHOWN:].flip(0)),
             "wants": len(targets.row(row)),
             "wanted": _items(retriever, targets.row(row)[:SHOWN]),
             "score": value,
@@ -128,22 +141,8 @@ def examples(
                 if item >= 0
             ],
         }
-        for row, value, given in zip(chosen.tolist(), values.tolist(), answers, strict=True)
+        for at, (row, value, given) in enumerate(zip(chosen.tolist(), values.tolist(), answers, strict=True))
     ]
-
-
-def _histories(parts: Parts) -> Ragged:
-    """What each user took outside the test, in the order of time."""
-    kept, held = parts.train, parts.validation
-    timed = kept.times is not None and held.times is not None
-    both = replace(
-        kept,
-        users=torch.cat([kept.users, held.users]),
-        items=torch.cat([kept.items, held.items]),
-        weights=None,
-        times=torch.cat([kept.times, held.times]) if timed else None,  # type: ignore[list-item]
-    )
-    return histories(both)
 
 
 def _items(retriever: Retriever, rows: Tensor) -> list[Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from steelyard.ragged import Ragged
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.interactions import Interactions
-from steelyard.retrieval.sequences import histories, positions
+from steelyard.retrieval.sequences import Positions, histories, positions
 from steelyard.retrieval.splitting import split
 from steelyard.retrieval.vectors import numbered
 
@@ -26,9 +26,8 @@ class Parts:
         validation: pairs that choose the epoch; out of `train`'s source, never of the test's.
         test: pairs for the final metrics.
         seen: items each user is known to have taken outside the test.
-        history: for "sequence": the same in the order of time.
-        asked: for "sequence" and test histories that training never saw: what came before each test query.
-        groups: of the same: the history that each test query is a position of.
+        history: of ids: the same in the order of time.
+        asked: of test histories that training never saw: the position of each test query.
     """
 
     train: Interactions
@@ -36,15 +35,18 @@ class Parts:
     test: Interactions
     seen: Ragged
     history: Ragged | None = None
-    asked: Ragged | None = None
-    groups: Tensor | None = None
+    asked: Positions | None = None
+
+    @property
+    def groups(self) -> Tensor | None:
+        """The history of each test query, where several are of one."""
+        return None if self.asked is None else self.asked.history
 
     def left_out(self, repeats: bool) -> Ragged:
         """What the ranking of each test query leaves out: what its user took, unless items come again."""
-        rows = self.seen if self.asked is None else self.asked
         if repeats:
-            return Ragged(torch.zeros(self.test.n_users + 1, dtype=torch.int64), rows.values[:0])
-        return rows if self.asked is None else Ragged.from_pairs(rows.row_index(), rows.values, len(rows))
+            return Ragged(torch.zeros(self.test.n_users + 1, dtype=torch.int64), self.seen.values[:0])
+        return self.seen if self.asked is None else self.asked.left_out()
 
 
 def partition(data: Interactions, test: Interactions | None, config: TrainConfig, split_by: str) -> Parts:
@@ -62,7 +64,7 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
         raise ValueError("There is one item in the catalogue, so there is nothing to rank.")
     if data.n_users < 2:
         raise ValueError("There is one user (or query), so nothing can be held out from others.")
-    rest, asked, groups = data, None, None
+    rest, asked = data, None
     if test is not None and not test.item_ids.equals(data.item_ids):
         raise ValueError("The test has another item vocabulary than the data; read it with `read_test`.")
     if test is None:
@@ -73,8 +75,7 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
                 f"The test asks about users that training does not know, and the model {config.model} has no vector for "
                 "them; the model sequence does."
             )
-        # What came before the window cannot be looked at, but where items do not come again it is left out too.
-        test, asked, groups = positions(test, config.length if config.repeats else None)
+        test, asked = positions(test)
     kept, validation = rest, rest.select(torch.zeros(len(rest), dtype=torch.bool))
     if config.validation:
         users = None if split_by == "time" else config.validation_users
@@ -90,8 +91,7 @@ def partition(data: Interactions, test: Interactions | None, config: TrainConfig
     seen = (
         rest.known() if not data.is_text else Ragged.from_pairs(rest.users[:0], rest.items[:0], test.n_users)
     )
-    history = histories(rest) if config.model == "sequence" else None
-    return Parts(kept, validation, test, seen, history, asked, groups)
+    return Parts(kept, validation, test, seen, None if data.is_text else histories(rest), asked)
 
 
 def _split(

@@ -32,6 +32,7 @@ from steelyard.retrieval.folder import (
 from steelyard.retrieval.index import top_k
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.objective import Model
+from steelyard.retrieval.sequences import positions
 
 CLOSE_MATCHES = 20_000
 
@@ -249,10 +250,11 @@ class Retriever:
         return vectors
 
     def evaluate(self, test: Interactions, k: Sequence[int] = (5, 10, 20, 50)) -> RankingMetrics:
-        """Full ranking of the whole catalogue for each user of `test`, seen items left out.
+        """Full ranking of the whole catalogue for each user of `test`, seen items left out unless items come again.
 
         Args:
-            test: held-out pairs over the model's vocabularies.
+            test: held-out pairs over the model's vocabularies; for a model of sequences also histories of new users,
+                each position of which but the first is a query.
             k: cut-offs.
 
         Returns:
@@ -262,7 +264,15 @@ class Retriever:
             TypeError: one cut-off alone in place of a list.
             ValueError: other vocabularies than the model's.
         """
-        return ranking_metrics(self.ranks(test), test.known(), k=tuple(_listed(k, "cut-off")))
+        cuts = tuple(_listed(k, "cut-off"))
+        if self.config.model != "sequence" or self.user_ids is None or test.user_ids.equals(self.user_ids):
+            return ranking_metrics(self.ranks(test), test.known(), k=cuts)
+        self._check_items(test)
+        wanted, asked = positions(test)
+        vectors = self.vectors_after(asked.known(length=self.config.length))
+        left_out = asked.left_out() if self._hides_seen(None) else None
+        ranks = count_ranks(vectors, self.item_vectors, wanted.known(), left_out)
+        return ranking_metrics(ranks, wanted.known(), k=cuts, groups=asked.history)
 
     def ranks(self, test: Interactions) -> Ranks:
         """Where each held-out item stands among all items its user has not seen (among all, where items come again).
@@ -276,10 +286,13 @@ class Retriever:
         Raises:
             ValueError: other vocabularies than the model's.
         """
-        if not test.item_ids.equals(self.item_ids):
-            raise ValueError("The data has another item vocabulary than the model; read it with `read_test`.")
+        self._check_items(test)
         seen = self.seen if self._hides_seen(None) else None
         return count_ranks(self.query_vectors(test), self.item_vectors, test.known(), seen)
+
+    def _check_items(self, test: Interactions) -> None:
+        if not test.item_ids.equals(self.item_ids):
+            raise ValueError("The data has another item vocabulary than the model; read it with `read_test`.")
 
     @property
     def _encoder(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import polars as pl
 import torch
@@ -17,7 +17,7 @@ from steelyard.retrieval.interactions import Interactions
 AT_ONCE = 256
 GROUPS = 4
 MOST_BEFORE = 200_000_000
-"""Items before all positions of a test together: 1.6 GB."""
+"""Items before all positions of a test together, for 1.6 GB."""
 
 
 def histories(data: Interactions) -> Ragged:
@@ -35,19 +35,57 @@ def histories(data: Interactions) -> Ragged:
     return Ragged(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), data.items[rows])
 
 
-def positions(data: Interactions, length: int | None) -> tuple[Interactions, Ragged, Tensor]:
-    """Every position of histories as a query of its own: what came before, and the item that followed.
+@dataclass(frozen=True)
+class Positions:
+    """Every position of histories but the first, as a query: what came before it is known.
+
+    Args:
+        histories: one row a history, the oldest item first.
+        history: int64, (n,): the row of each query.
+        before: int64, (n,): how many items came before it, from 1.
+    """
+
+    histories: Ragged
+    history: Tensor
+    before: Tensor
+
+    def known(self, rows: Tensor | None = None, *, length: int | None = None) -> Ragged:
+        """What came before some queries, all where None, in the order of time; the last `length` items, or all.
+
+        Raises:
+            ValueError: more items than memory should hold.
+        """
+        history, before = (
+            (self.history, self.before) if rows is None else (self.history[rows], self.before[rows])
+        )
+        kept = before if length is None else before.clamp(max=length)
+        offsets = torch.cat([kept.new_zeros(1), kept.cumsum(0)])
+        if int(offsets[-1]) > MOST_BEFORE:
+            raise ValueError(
+                f"{len(kept):,} positions of the test have {int(offsets[-1]):,} items before them, more than "
+                f"{MOST_BEFORE:,}: give fewer or shorter test histories, or --repeats if items come again."
+            )
+        first = self.histories.offsets[:-1][history] + before - kept
+        place = torch.arange(int(offsets[-1])) + torch.repeat_interleave(first - offsets[:-1], kept)
+        return Ragged(offsets, self.histories.values[place])
+
+    def left_out(self) -> Ragged:
+        """The items that came before each query, sorted, each once: what its ranking hides where none comes again."""
+        rows = self.known()
+        return Ragged.from_pairs(rows.row_index(), rows.values, len(rows))
+
+
+def positions(data: Interactions) -> tuple[Interactions, Positions]:
+    """Every position of histories as a query of its own, and the item that followed as what it wants.
 
     Args:
         data: pairs of users that are asked at each of their items but the first.
-        length: how many items before a position are kept; None keeps all, which is quadratic in a history's length.
 
     Returns:
-        One pair a query, its user named after the history and how many items came before; those items, in the order of
-        time; and which history each query is of, int64.
+        One pair a query, its user named after the history and how many items came before; and the positions.
 
     Raises:
-        ValueError: no history has two items, or all positions together have too many before them.
+        ValueError: no history has two items.
     """
     rows = histories(data)
     user = torch.repeat_interleave(torch.arange(len(rows)), (rows.counts - 1).clamp(min=0))
@@ -55,22 +93,11 @@ def positions(data: Interactions, length: int | None) -> tuple[Interactions, Rag
         raise ValueError("No history of the test has two items, so nothing can be asked about it.")
     queries = torch.arange(len(user))
     before = 1 + queries - torch.searchsorted(user, user)
-    last = rows.offsets[:-1][user] + before
-    kept = before if length is None else before.clamp(max=length)
-    if int(kept.sum()) > MOST_BEFORE:
-        raise ValueError(
-            f"The {len(kept):,} positions of the test have {int(kept.sum()):,} items before them, more than "
-            f"{MOST_BEFORE:,}: give fewer or shorter test histories, or --repeats if items come again, which looks at "
-            "the window alone."
-        )
-    offsets = torch.cat([kept.new_zeros(1), kept.cumsum(0)])
-    place = torch.arange(int(offsets[-1])) + torch.repeat_interleave(last - kept - offsets[:-1], kept)
     names = pl.DataFrame({"user": data.user_ids.gather(user.numpy()).cast(pl.String), "n": before.numpy()})
     names = names.select(pl.format("{} after {}", "user", "n").alias("user"))
-    asked = replace(
-        data, users=queries, items=rows.values[last], user_ids=names["user"], weights=None, times=None
-    )
-    return asked, Ragged(offsets, rows.values[place]), user
+    wanted = rows.values[rows.offsets[:-1][user] + before]
+    asked = replace(data, users=queries, items=wanted, user_ids=names["user"], weights=None, times=None)
+    return asked, Positions(rows, user, before)
 
 
 class SequenceModel(nn.Module):

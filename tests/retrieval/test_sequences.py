@@ -312,13 +312,20 @@ def test_each_position_but_the_first_is_asked_with_what_came_before(
     ]
     if not want:
         with pytest.raises(ValueError, match="two items"):
-            positions(data, length)
+            positions(data)
         return
-    asked, before, groups = positions(data, length)
+    asked, at = positions(data)
     assert asked.users.tolist() == list(range(len(want)))
-    got = [(asked.user_ids[q], before.row(q).tolist(), int(asked.items[q])) for q in range(len(want))]
+    known = at.known(length=length)
+    got = [(asked.user_ids[q], known.row(q).tolist(), int(asked.items[q])) for q in range(len(want))]
     assert got == want
-    assert groups.tolist() == [int(name[1]) for name, _, _ in want]
+    assert at.history.tolist() == [int(name[1]) for name, _, _ in want]
+    hidden = at.left_out()
+    for q in range(len(want)):
+        session, n = int(at.history[q]), int(at.before[q])
+        assert hidden.row(q).tolist() == sorted(set(rows[session][:n]))
+    some = torch.tensor([len(want) - 1, 0])
+    assert [at.known(some).row(k).tolist() for k in (0, 1)] == [at.known().row(int(q)).tolist() for q in some]
 
 
 @pytest.mark.parametrize("repeats", [False, True])
@@ -340,6 +347,12 @@ def test_new_sessions_are_asked_position_by_position_and_repeats_are_found_where
     retriever, metrics = Retriever.load(tmp_path / "m"), trained.metrics
     assert metrics["test_queries"] == (90 if repeats else 60)
     assert metrics["test_histories"] == 30
+    assert metrics["per_user"]["history"] == [4 if repeats else 3] * 30
+    evaluated = retriever.evaluate(test, k=(5,))
+    assert evaluated.mean("mrr") == pytest.approx(metrics["test"]["mrr"]["mean"])
+    assert evaluated.interval("mrr") == pytest.approx(
+        (metrics["test"]["mrr"]["low"], metrics["test"]["mrr"]["high"])
+    )
     assert "30 histories, each position a query" in write_training_report(tmp_path / "m").read_text(
         encoding="utf-8"
     )
@@ -358,7 +371,11 @@ def test_new_sessions_are_asked_position_by_position_and_repeats_are_found_where
         assert metrics["seen_items"].startswith("left in the ranking")
         own = retriever.recommend(["s0"], 30)
         assert set(own["item"]) == set(data.item_ids)
-    assert "after" in metrics["examples"][0]["user"]
+    for example in metrics["examples"]:
+        name, _, n = example["user"].partition(" after ")
+        items = histories(test).row(int(name.removeprefix("new"))).tolist()[: int(n)]
+        assert example["took"] == int(n)
+        assert example["history"] == [f"i{i}" for i in reversed(items)]
 
 
 def test_what_came_before_the_window_is_left_out_too_where_items_do_not_come_again() -> None:
@@ -380,9 +397,10 @@ def test_histories_that_cannot_be_asked_are_refused(monkeypatch: pytest.MonkeyPa
         TrainConfig.of("mf", repeats=True)
     with monkeypatch.context() as small:
         small.setattr("steelyard.retrieval.sequences.MOST_BEFORE", 20)
+        _, many = positions(sessions([list(range(8))]))
         with pytest.raises(ValueError, match="7 positions of the test have 28 items before them"):
-            positions(sessions([list(range(8))]), None)
-        assert len(positions(sessions([list(range(8))]), 2)[0]) == 7
+            many.left_out()
+        assert len(many.known(length=2)) == 7
     retriever = train(data, test, config(epochs=1), split_by="leave-last-out").retriever
     with pytest.raises(ValueError, match="No history"):
         retriever.recommend_after([])

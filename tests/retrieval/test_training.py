@@ -122,6 +122,14 @@ def test_without_validation_it_trains_on_everything_and_to_the_last_epoch(tmp_pa
     assert "Validation ndcg@20" not in write_training_report(tmp_path / "run").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("metric", ["recall@7", "mrr@1"])
+def test_any_cut_off_chooses_the_epoch_and_stands_in_the_report(tmp_path: Path, metric: str) -> None:
+    config = TrainConfig.of("mf", dim=8, epochs=2, lr=0.05, temperature=0.2, metric=metric)
+    metrics = train(planted.interactions(), config=config, out=tmp_path / "run").metrics
+    assert all(metric in found for found in (metrics["test"], *metrics["baselines"].values()))
+    assert metric in write_training_report(tmp_path / "run").read_text(encoding="utf-8")
+
+
 def test_early_stopping_keeps_the_best_epoch_not_the_last() -> None:
     config = TrainConfig.of(
         "mf", candidates=32, dim=8, epochs=60, batch=8, lr=1.0, patience=3, temperature=0.05
