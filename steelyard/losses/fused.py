@@ -87,7 +87,7 @@ def fused_sampled_softmax(
         total = weight.sum()
         if not bool(total > 0):
             raise ValueError(
-                f"The weights of the positives must sum to a positive number, got {float(total)}."
+                f"The weights of the positives must sum to a positive number, got {float(total.detach())}."
             )
         share = (weight / total).to(positive.dtype)
     loss: Tensor = _Fused.apply(  # type: ignore[no-untyped-call]

@@ -161,7 +161,7 @@ def compare(
         winners = race.tune(epochs)
         finals = race.finals(epochs, [settings for settings, _ in winners])
         done = _conclude(race, epochs, winners, finals, folder)
-        done.summary.update(split=split_by, minutes=minutes, notes=notes)
+        done.summary.update(split=split_by if test is None else None, minutes=minutes, notes=notes)
         write_json(folder / SUMMARY, done.summary)
         return done
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -104,12 +105,18 @@ def named(base: TrainConfig, cells: Sequence[Cell]) -> list[Cell]:
         ValueError: otherwise.
     """
     full = [replace(cell, model=cell.model or base.model) for cell in cells]
-    twice = sorted({cell.name for cell in full if full.count(cell) > 1})
+    plain = [(cell.model, _plain(cell.loss), _plain(cell.negatives)) for cell in full]
+    twice = [cell.name for cell, same in zip(full, plain, strict=True) if plain.count(same) > 1]
     if twice:
         raise ValueError(f"A comparison needs different cells, and {twice[0]} is there twice.")
     if len(full) < 2:
         raise ValueError(f"A comparison needs two different cells at least, got {[c.name for c in cells]}.")
     return full
+
+
+def _plain(spec: str) -> str:
+    """A name with its numbers written one way: "bsl:1.20" is "bsl:1.2"."""
+    return re.sub(r":(\d*\.?\d+)", lambda found: f":{float(found[1])}", spec)
 
 
 def check_models(

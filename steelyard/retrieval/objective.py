@@ -59,6 +59,8 @@ def batch_loss(
         own = (positive / scale).detach()
         threshold = thresholds(own, queries, candidates, draws.log_expected, owner, hits, loss.k)[owner]
         weight = loss.weight(positive / scale, threshold)
+        if not bool((weight > 0).any()):  # all lie so far below their lists that none counts
+            return (positive * 0).sum()
     if draws.ids.ndim == 1 and loss.fused is not None:
         mean = fused_sampled_softmax(
             positive,

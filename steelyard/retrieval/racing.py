@@ -261,12 +261,11 @@ class Race:
 
     def lists(self, cell: int, epochs: int, settings: dict[str, Any]) -> Tensor:
         """What the first final run of a cell gives each test query, int32, (queries, 10)."""
-        tensors, _ = read_tensors(self._lists(Unit(cell, epochs, 1, settings, tested=True)))
-        return tensors["given"]
+        return self._read_lists(Unit(cell, epochs, 1, settings, tested=True))
 
     def results(self, units: list[Unit]) -> list[dict[str, Any]]:
-        """Results in the order of the units, each from disk if it is there."""
-        todo = [unit for unit in units if not self._file(unit).exists()]
+        """Results in the order of the units, each from disk if it is there and whole."""
+        todo = [unit for unit in units if not self._done(unit)]
         self._advance(len(units) - len(todo))
         run = self._on_ray if self.engine == "ray" else self._here
         for unit, result in run(todo):
@@ -276,6 +275,29 @@ class Race:
             write_json(self._file(unit), asdict(unit) | result)  # last: the run is done once this is there
             self._advance(1)
         return [read_json(self._file(unit)) for unit in units]
+
+    def _done(self, unit: Unit) -> bool:
+        """Whether the unit's result is on disk; says so where what is there is damaged."""
+        if not self._file(unit).exists():
+            return False
+        measured = {"test", "first", "slices"} if unit.tested else {"validation", "epoch_seconds"}
+        try:
+            found = read_json(self._file(unit))
+            whole = isinstance(found, dict) and found.keys() >= measured | {"cpu_seconds"}
+            whole = whole and all(found.get(name) == value for name, value in asdict(unit).items())
+            if whole and unit.tested and unit.seed == 1:
+                whole = len(self._read_lists(unit)) == len(self.ground.asked)
+        except (ValueError, OSError):
+            whole = False
+        if not whole:
+            self.say(f"{self._file(unit)} is damaged; its run is done again.")
+        return whole
+
+    def _read_lists(self, unit: Unit) -> Tensor:
+        tensors, _ = read_tensors(self._lists(unit))
+        if "given" not in tensors:
+            raise ValueError(f"{self._lists(unit)} holds no lists; the file is damaged.")
+        return tensors["given"]
 
     def _here(self, units: list[Unit]) -> Iterator[tuple[Unit, dict[str, Any]]]:
         for unit in units:

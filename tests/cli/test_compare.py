@@ -56,6 +56,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path: Path) -> None:
     [
         (["--losses", "softmax"], "two different cells"),
         (["--losses", "softmax,softmax"], "is there twice"),
+        (["--losses", "bsl:1.2,bsl:1.20"], "is there twice"),
         (["--losses", "softmax,,bsl"], "wants names joined by commas"),
         (["--losses", ""], "wants names joined by commas"),
         (["--losses", "softmax,hinge"], "loss must be"),
@@ -117,6 +118,7 @@ def test_a_test_with_strangers_says_how_many_and_goes_on(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "1 unknown user" in done.stderr
     assert "1 unknown item" in done.stderr
+    assert "(a file of its own)" in (tmp_path / "c" / "compare.html").read_text()
     (tmp_path / "t.csv").write_text("user,item,time\nnobody,i3,99\n")
     done = command("compare", "m.csv", "--test", "t.csv", *TINY, "--out", "d", cwd=tmp_path)
     assert done.returncode == 2

@@ -358,6 +358,27 @@ def test_a_killed_comparison_goes_on_and_runs_nothing_twice(tmp_path: Path) -> N
     assert again.summary == done.summary
 
 
+def test_damaged_runs_are_said_and_done_again(tmp_path: Path) -> None:
+    data, units, said = planted.interactions(), tmp_path / "c" / "units", list[str]()
+    done = compare(data, None, CELLS, out=tmp_path / "c", **QUICK)
+    runs = [path for path in sorted(units.glob("*.json")) if not json.loads(path.read_text())["tested"]]
+    final = next(units.glob("*.safetensors")).with_suffix(".json")
+    whole = {path.name: path.read_bytes() for path in units.iterdir()}
+    other = json.loads(runs[3].read_text()) | {"epochs": 7}
+    for path, damage in zip(runs, ("", "{}", "[]", json.dumps(other), '{"cell": 0'), strict=False):
+        path.write_text(damage)
+    final.with_suffix(".safetensors").unlink()
+    probes = {p.name: p for p in runs[:5] if json.loads(whole[p.name])["epochs"] == racing.PROBE}
+    for name, path in probes.items():  # their seconds decide how many epochs there are: left as they were
+        path.write_bytes(whole[name])
+    again = compare(data, None, CELLS, out=tmp_path / "c", resume=True, say=said.append, **QUICK)
+    assert sum("is damaged; its run is done again" in line for line in said) == 6 - len(probes)
+    assert again.scores.keys() == done.scores.keys()
+    for name, scores in again.scores.items():
+        assert torch.equal(scores, done.scores[name])
+    assert {path.name for path in units.iterdir()} == set(whole)
+
+
 def test_a_comparison_of_an_earlier_version_is_refused_in_words(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     (folder / "units").mkdir(parents=True)

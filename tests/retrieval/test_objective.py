@@ -88,6 +88,23 @@ def test_the_fused_loss_at_k_is_the_gathered_one_with_its_gradients() -> None:
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_positives_far_below_their_lists_count_nothing(shared: bool) -> None:
+    queries = torch.ones(2, 1, requires_grad=True)
+    shape = (1,) if shared else (2, 1)
+    draws = Draws(
+        torch.zeros(shape, dtype=torch.int64), torch.zeros(shape), lambda ids: torch.zeros(ids.shape)
+    )
+    none = torch.zeros(0, dtype=torch.int64)
+    value = batch_loss(
+        retrieval_loss("sl@1:0.001"), -queries.squeeze(1), queries, torch.ones(*shape, 1), draws, torch.tensor(1.0),
+        torch.arange(2), (none, none), 2,
+    )  # fmt: skip
+    assert float(value.detach()) == 0
+    (grad,) = torch.autograd.grad(value, queries)
+    assert torch.equal(grad, torch.zeros(2, 1))
+
+
 def test_a_loss_at_k_is_named_with_its_k() -> None:
     loss = retrieval_loss("sl@20:2.25")
     assert (loss.k, loss.number) == (20, 2.25)
