@@ -15,6 +15,7 @@ from torch import Tensor
 
 from steelyard.evaluation import count_ranks, ranking_metrics
 from steelyard.files import alone_in, write_json
+from steelyard.losses import retrieval_loss
 from steelyard.negatives import Catalogue, adapts, proposal
 from steelyard.ragged import Ragged
 from steelyard.retrieval.adapters import VECTORS, FrozenVectors, VectorTowers, holds_other
@@ -121,7 +122,7 @@ def train(
             frozen = _encoded(data, parts.test, encoder, folder, overwrite, say)
             config = frozen.settings(config)
         model = build(parts, config, frozen)
-        say(_memory(model, config, data.n_items))
+        say(_memory(model, config, parts.train))
         if isinstance(model.encoder, SequenceModel):
             say(model.encoder.account())
         made = {} if frozen is None else {"vectors": frozen.fingerprint()}
@@ -203,6 +204,11 @@ def _encoded(
 
 def check_negatives(config: TrainConfig, counts: Tensor) -> None:
     """Say what is wrong with the negatives before anything is touched."""
+    if config.loss.startswith("gbce") and config.negatives == "uniform" and config.candidates >= len(counts):
+        raise ValueError(
+            f"The loss gbce wants fewer draws than there are items, {len(counts):,}, and --candidates is "
+            f"{config.candidates:,}: give fewer, or --negatives everything."
+        )
     generator = config.generator(0)
     if adapts(config.negatives):  # a small catalogue tells a wrong name or number
         items = torch.randn(64, config.dim or 8, generator=generator)
@@ -337,14 +343,30 @@ def _left_behind(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(".part")
 
 
-def _memory(model: Model, config: TrainConfig, n_items: int) -> str:
-    """What the run will hold, said before it starts: tables, best weights, optimiser, chunk, item vectors."""
+def _memory(model: Model, config: TrainConfig, train: Interactions) -> str:
+    """What the run will hold, said before it starts: tables, best weights, optimiser, a step, item vectors."""
     tables = sum(p.numel() * p.element_size() for p in model.parameters())
     moments = tables // config.dim * (2 if config.optimizer == "adam" else 1)
-    total = 2 * tables + moments + n_items * config.dim * 4 + (64 << 20)
-    what = "weights (twice: the best epoch is kept), optimiser and buffers"
+    total = 2 * tables + moments + train.n_items * config.dim * 4 + (64 << 20) + 4 * _step(model, config, train)
+    what = "weights (twice: the best epoch is kept), optimiser, a training step and buffers"
     if isinstance(model.encoder, VectorTowers) and model.encoder.frozen is not None:
         frozen = model.encoder.frozen
         total += 2 * tables + 4 * (2 * frozen.queries.numel() + frozen.documents.numel())
         what = "frozen and adapted vectors, " + what
     return f"Memory: about {total / 2**20:,.0f} MiB for {what}."
+
+
+def _step(model: Model, config: TrainConfig, train: Interactions) -> int:
+    """How many numbers a step of mean size holds, by what was measured: activations, and scores that are not fused."""
+    sequence = isinstance(model.encoder, SequenceModel)
+    per_user = model.encoder.pair_counts if isinstance(model.encoder, SequenceModel) else train.known().counts
+    n_queries = max(int((per_user > 0).sum()), 1)
+    batch = min(config.batch_of(n_queries), n_queries)
+    pairs = int(per_user.sum()) * batch // n_queries
+    each = (20 + 20 * config.layers if config.cell == "transformer" else 19 + 8 * config.layers) * config.dim
+    held = pairs * each if sequence else 0
+    if adapts(config.negatives):
+        held += 3 * (pairs if sequence else batch) * config.candidates * config.dim
+    if adapts(config.negatives) or retrieval_loss(config.loss).fused is None:
+        held += 14 * pairs * config.candidates
+    return held

@@ -22,7 +22,6 @@ TINY = ("--budget", "0.01", "--seeds", "1", "--dim", "8")
 
 def timed_csv(path: Path) -> Path:
     data = planted.interactions()
-    assert data.times is not None
     frame = pl.DataFrame(
         {
             "user": data.user_ids.gather(data.users.numpy()),

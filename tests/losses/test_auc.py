@@ -84,8 +84,6 @@ def test_huge_scores_give_finite_losses_and_gradients(dtype: torch.dtype) -> Non
     value = mann_whitney(positive, negative)
     value.backward()
     assert value.isfinite()
-    assert positive.grad is not None
-    assert negative.grad is not None
     assert positive.grad.isfinite().all()
     assert negative.grad.isfinite().all()
 

@@ -105,7 +105,6 @@ def test_huge_bids_and_padding_give_finite_losses_and_gradients(dtype: torch.dty
     value.sum().backward()
     assert value.isfinite().all()
     assert value[1].item() == 0  # nothing is worth anything
-    assert ctr.grad is not None
     assert ctr.grad.isfinite().all()
     assert ctr.grad[0, 2] == 0
     assert welfare_rank(torch.zeros(2, 0), torch.zeros(2, 0), torch.zeros(2, 0)).item() == 0

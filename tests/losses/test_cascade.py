@@ -124,7 +124,6 @@ def test_huge_scores_give_finite_losses_and_gradients(dtype: torch.dtype) -> Non
     value = lcron([score, score], torch.tensor([[False, True, True, False]]), keep=(3, 1), temperature=1.0)
     value.backward()
     assert value.isfinite()
-    assert score.grad is not None
     assert score.grad.isfinite().all()
 
 

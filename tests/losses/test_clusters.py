@@ -162,9 +162,7 @@ def test_a_cluster_that_nobody_is_in_has_no_gradient_and_no_nan() -> None:
     c = torch.tensor([[1.0, 0.0], [1.0, 0.0]], requires_grad=True)
     z = torch.randn(2, 3, requires_grad=True)
     pamc(z, c, torch.tensor([[0], [1]]), temperature=T).backward()
-    assert c.grad is not None
     assert c.grad.isfinite().all()
-    assert z.grad is not None
     assert z.grad.isfinite().all()
 
 
@@ -178,7 +176,6 @@ def test_a_cold_temperature_gives_finite_losses_and_gradients(dtype: torch.dtype
     )
     loss.backward()
     assert loss.isfinite()
-    assert z.grad is not None
     assert z.grad.isfinite().all()
 
 

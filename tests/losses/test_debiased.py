@@ -351,9 +351,7 @@ def test_huge_scores_give_finite_losses_and_gradients(loss: Loss, dtype: torch.d
     value = loss(positive, negative)
     value.backward()
     assert value.isfinite()
-    assert positive.grad is not None
     assert positive.grad.isfinite().all()
-    assert negative.grad is not None
     assert negative.grad.isfinite().all()
 
 
@@ -366,9 +364,7 @@ def test_a_query_without_candidates_has_loss_zero_and_no_gradient(loss: Loss) ->
     value = loss(positive, negative, empty, mask, reduction="none")
     assert value.tolist() == [0, 0]
     value.sum().backward()
-    assert positive.grad is not None
     assert positive.grad.tolist() == [0, 0]
-    assert negative.grad is not None
     assert negative.grad.abs().sum() == 0
     assert loss(torch.zeros(2), torch.zeros(2, 0), reduction="none").tolist() == [0, 0]
 
@@ -391,7 +387,6 @@ def test_a_score_that_is_left_out_may_be_anything() -> None:
     torch.testing.assert_close(
         value, hard_contrastive(torch.tensor([0.5]), torch.tensor([[0.3]]), temperature=T)
     )
-    assert negative.grad is not None
     assert negative.grad[0, 1:].tolist() == [0, 0]
 
 
@@ -438,7 +433,6 @@ def test_samples_of_no_weight_leave_a_finite_gradient(beta: float) -> None:
     samples = torch.tensor([[-math.inf, -math.inf], [0.1, 0.2]], requires_grad=True)
     loss = hard_contrastive(positive, negative, temperature=0.5, beta=beta, positive_samples=samples)
     loss.backward()
-    assert samples.grad is not None
     assert bool(samples.grad.isfinite().all())
     none = hard_contrastive(
         positive, negative, temperature=0.5, beta=beta, positive_samples=samples, tau_plus=0.1

@@ -321,7 +321,6 @@ def test_what_the_teacher_rules_out_is_no_part_of_the_mean_that_top_kd_scales_by
     expected = kl_distillation(score, scaled) + kl_distillation(score[:, :2], scaled[:, :2])
     assert float(loss) == pytest.approx(float(expected))
     loss.backward()
-    assert score.grad is not None
     assert bool(score.grad.isfinite().all())
     assert bool(top_kd(score, teacher, k=4, scale=2.0).isfinite())
     assert bool(top_kd(score, teacher, mask, k=3, scale=0.0).isfinite())

@@ -114,9 +114,7 @@ def test_positives_of_one_query_may_lie_further_apart_than_floats_reach() -> Non
     loss = fused_sampled_softmax(positive, queries, candidates, owner=owner)
     loss.backward()
     assert loss.item() == pytest.approx((0 + 900 + math.log(2)) / 3, rel=1e-6)
-    assert positive.grad is not None
     assert positive.grad.tolist() == pytest.approx([0, -1 / 3, -1 / 6], rel=1e-6)
-    assert candidates.grad is not None
     assert candidates.grad.item() == pytest.approx(1 / 3 + 1 / 6, rel=1e-6)
 
 
@@ -141,7 +139,6 @@ def test_masking_every_candidate_leaves_loss_zero() -> None:
     loss = fused_sampled_softmax(torch.zeros(2), queries, torch.randn(3, 4), hits=(rows, columns))
     loss.backward()
     assert loss.item() == 0
-    assert queries.grad is not None
     assert float(queries.grad.abs().sum()) == 0
 
 

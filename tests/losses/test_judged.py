@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from steelyard.losses.judged import judge_alignment, judged_false_negatives
+from tests.losses.minimising import minimise
 
 CLOSE = {"atol": 1e-11, "rtol": 1e-11}
 
@@ -75,17 +76,8 @@ def test_a_judge_who_is_sure_sets_the_target_of_info_nce() -> None:
 
 def test_descending_the_loss_reaches_the_judges_distribution() -> None:
     judge = normal(3, 4, seed=7)
-    score = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([score], max_iter=200, line_search_fn="strong_wolfe", tolerance_grad=1e-10)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = judge_alignment(score, judge, temperature=0.5)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    got = (score.detach() / 0.5).softmax(-1)
+    score = minimise(lambda score: judge_alignment(score, judge, temperature=0.5), (3, 4))
+    got = (score / 0.5).softmax(-1)
     torch.testing.assert_close(got, (judge / 0.5).softmax(-1), atol=1e-4, rtol=0)
 
 
@@ -122,7 +114,6 @@ def test_huge_scores_give_finite_losses_and_gradients(dtype: torch.dtype) -> Non
     loss = judge_alignment(score, judge, temperature=1.0)
     loss.backward()
     assert loss.isfinite()
-    assert score.grad is not None
     assert score.grad.isfinite().all()
 
 
@@ -133,7 +124,6 @@ def test_candidates_left_out_may_be_anything_and_a_query_without_any_has_loss_ze
     loss = judge_alignment(score, judge, mask, temperature=0.5, reduction="none")
     assert loss.tolist() == pytest.approx([0, 0])
     loss.sum().backward()
-    assert score.grad is not None
     assert score.grad.isfinite().all()
     assert score.grad[mask].abs().sum() == 0
 
@@ -145,7 +135,6 @@ def test_a_chance_of_zero_adds_nothing_to_the_js() -> None:
     loss.backward()
     # p = (1/2, 1/2, 0, 0), q = (1/2, 0, 1/2, 0), m = (1/2, 1/4, 1/4, 0)
     assert float(loss.detach()) == pytest.approx(0.5 * math.log(2))
-    assert score.grad is not None
     assert score.grad.isfinite().all()
 
 

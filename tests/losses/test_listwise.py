@@ -197,7 +197,6 @@ def test_huge_and_tied_scores_give_finite_losses_and_gradients(loss: Loss, dtype
     value = loss(score, torch.tensor([[0, 2, 1, 0], [0, 2, 1, 0]]))
     value.backward()
     assert value.isfinite()
-    assert score.grad is not None
     assert score.grad.isfinite().all()
 
 
@@ -242,7 +241,6 @@ def test_counts_given_for_grades_are_refused_where_their_gain_overflows(weightin
         lambda_loss(score, clicks, weighting=weighting)  # type: ignore[arg-type]
     loss = lambda_loss(score, clicks, weighting=weighting, gain="linear")  # type: ignore[arg-type]
     loss.backward()
-    assert score.grad is not None
     assert bool(score.grad.isfinite().all())
     masked = torch.tensor([[False, False, True]])
     assert bool(lambda_loss(score, clicks, masked, weighting=weighting).isfinite())  # type: ignore[arg-type]

@@ -115,7 +115,6 @@ def test_the_running_statistics_follow_in_training_alone() -> None:
     before = float(head.mean), float(head.std)
     head(second, y[:4])
     assert (float(head.mean), float(head.std)) == before
-    assert head.weight.grad is not None
     assert head.weight.grad.isfinite().all()
 
 

@@ -120,7 +120,6 @@ def test_halves_and_singles_give_finite_losses_and_gradients(dtype: torch.dtype)
     loss.backward()
     assert loss.dtype == dtype
     assert loss.isfinite()
-    assert positive.grad is not None
     assert positive.grad.isfinite().all()
 
 
@@ -135,7 +134,6 @@ def test_candidates_left_out_count_for_nothing() -> None:
     got = margin_mse(s_p, s_n, t_p, t_n, None, mask, reduction="none")
     assert got.isfinite().all()
     got.sum().backward()
-    assert s_n.grad is not None
     assert s_n.grad.isfinite().all()
     assert s_n.grad[mask].abs().sum() == 0
     assert got.tolist()[2] == 0

@@ -111,7 +111,6 @@ def test_low_precision_and_huge_scales_stay_finite(dtype: torch.dtype) -> None:
     loss = multi_similarity(low, y, beta=1e4, alpha=1e4)
     loss.backward()
     assert loss.isfinite()
-    assert low.grad is not None
     assert low.grad.isfinite().all()
     want = multi_similarity(low.detach().double(), y)
     assert float(multi_similarity(low, y)) == pytest.approx(float(want), rel=1e-5)

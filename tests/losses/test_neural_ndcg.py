@@ -77,7 +77,6 @@ def test_huge_and_tied_scores_give_finite_losses_and_gradients(
     value = neural_ndcg(score, torch.tensor([[0, 2, 1, 0], [0, 2, 1, 0]]), temperature=temperature)
     value.backward()
     assert value.isfinite()
-    assert score.grad is not None
     assert score.grad.isfinite().all()
 
 

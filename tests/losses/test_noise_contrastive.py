@@ -20,28 +20,12 @@ from steelyard.losses.noise_contrastive import (
     sampled_mse,
     subsampling_keep_probability,
 )
+from tests.losses.minimising import minimise
 from tests.statistical import assert_unbiased
 
 POSTERIOR = torch.tensor([0.55, 0.25, 0.12, 0.06, 0.02], dtype=torch.float64)
 NOISE = torch.tensor([0.1, 0.2, 0.4, 0.25, 0.05], dtype=torch.float64)
 K = 2
-
-
-def minimise(loss: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
-    """The scores that make a loss least, each free."""
-    score = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS(
-        [score], max_iter=1000, tolerance_grad=1e-12, tolerance_change=1e-16, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = loss(score)
-        value.backward()
-        return value
-
-    optimizer.step(closure)
-    return score.detach()
 
 
 # every target with every pair of draws of noise, and the probability of it

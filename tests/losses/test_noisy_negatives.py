@@ -1,7 +1,6 @@
 """Losses for negatives that may be unlabelled positives."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from steelyard.losses.noisy_negatives import (
     nbpo,
     weighted_info_nce,
 )
+from tests.losses.minimising import fit
 from tests.statistical import assert_unbiased
 
 CLOSE = {"atol": 1e-11, "rtol": 1e-11}
@@ -201,20 +201,6 @@ def test_nbpo_pushes_high_scores_on_unlabelled_items_less_the_likelier_a_lost_la
     (push,) = torch.autograd.grad(nbpo(torch.zeros(1).double(), gentle[None], 0.0, -2.0), gentle)
     assert int(push.argmax()) < 30  # rises, then falls again towards 0, unlike the logistic loss
     assert float(push[-1]) < float(push.max()) / 50
-
-
-def fit(parameters: list[Tensor], loss: Callable[[], Tensor]) -> None:
-    optimizer = torch.optim.LBFGS(
-        parameters, max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-15, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        return value
-
-    optimizer.step(closure)
 
 
 @pytest.mark.parametrize("learned", [False, True])

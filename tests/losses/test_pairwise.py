@@ -82,7 +82,6 @@ def test_a_negative_adds_to_bpr_by_softplus_and_its_gradient_is_the_chance_of_th
     positive, negative, _, _ = case()
     p = positive.clone().requires_grad_()
     bpr(p, negative, reduction="sum").backward()
-    assert p.grad is not None
     torch.testing.assert_close(p.grad, -torch.sigmoid(negative - positive[:, None]).mean(-1))
 
 
@@ -122,7 +121,6 @@ def test_huge_scores_give_finite_losses_and_gradients(loss: Loss, dtype: torch.d
     value.backward()
     assert value.isfinite()
     for leaf in (positive, negative):
-        assert leaf.grad is not None
         assert leaf.grad.isfinite().all()
 
 
@@ -136,7 +134,6 @@ def test_a_candidate_with_score_minus_infinity_is_finite_and_one_left_out_may_ho
     value = loss(positive, negative, None, mask)
     value.backward()
     assert value.isfinite()
-    assert negative.grad is not None
     assert negative.grad.isfinite().all()
     assert negative.grad[0, 1:].tolist() == [0, 0, 0]
     if loss in (bpr_max, top1_max):
@@ -153,8 +150,6 @@ def test_a_positive_without_negatives_has_loss_zero_and_no_gradient(loss: Loss) 
     )
     assert value.tolist() == [0, 0]
     value.sum().backward()
-    assert positive.grad is not None
-    assert negative.grad is not None
     assert positive.grad.tolist() == [0, 0]
     assert negative.grad.abs().sum() == 0
     assert loss(torch.zeros(2), torch.zeros(2, 0), reduction="none").tolist() == [0, 0]

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from steelyard.losses.pooling_bias import cet, mean_shares, pooling_log_weight
+from tests.losses.minimising import minimise
 from tests.statistical import assert_unbiased
 
 CLOSE = {"atol": 1e-11, "rtol": 1e-11}
@@ -86,22 +87,17 @@ def test_with_known_selection_the_learned_ranking_is_nearer_that_of_full_labels(
     labelled = relevant * selected
 
     def rank_correlation(selection: Tensor) -> float:
-        score = torch.zeros(25, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([score], max_iter=300, line_search_fn="strong_wolfe")
         others = (1 - labelled).log().neg()  # each is an unlabelled candidate with this probability
 
-        def closure() -> Tensor:
-            optimizer.zero_grad()
+        def expected(score: Tensor) -> Tensor:
             n = score.expand(25, 25)
             loss = cet(
                 score, n, selection, selection.expand(25, 25), others, temperature=1.0, reduction="none"
             )[0]
-            value = (labelled * loss).sum()
-            value.backward()
-            return value
+            return (labelled * loss).sum()
 
-        optimizer.step(closure)
-        return float(kendalltau(score.detach().numpy(), relevant.numpy()).statistic)
+        score = minimise(expected, (25,))
+        return float(kendalltau(score.numpy(), relevant.numpy()).statistic)
 
     corrected = rank_correlation(selected.logit())
     naive = rank_correlation(torch.full((25,), -math.inf, dtype=torch.float64))
@@ -146,7 +142,6 @@ def test_huge_scores_want_a_limit_and_are_finite_with_it(dtype: torch.dtype) -> 
     loss = cet(positive, negative, positive.detach(), negative, limit=100.0)[0]
     loss.backward()
     assert loss.isfinite()
-    assert positive.grad is not None
     assert positive.grad.isfinite().all()
 
 

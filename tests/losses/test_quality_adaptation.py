@@ -47,7 +47,6 @@ def test_the_middle_and_the_scores_have_no_gradient_and_the_groups_agree_with_fi
     assert torch.autograd.gradcheck(lambda e: group_contrast(e, score, fraction=0.4, temperature=0.5), (x,))
     group_contrast(x, score, fraction=0.4).backward()
     order = score.argsort()
-    assert x.grad is not None
     assert not x.grad[order[3:6]].any()
     assert x.grad[order[:3]].all()
     assert score.grad is None

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from steelyard.losses.regression_compatible import regression_compatible
+from tests.losses.minimising import minimise
 from tests.statistical import assert_unbiased
 
 
@@ -61,24 +62,17 @@ def test_chances_stay_calibrated_as_alpha_grows_and_drift_under_the_softmax() ->
     label = torch.bernoulli(chance, generator=g)
 
     def error(alpha: float, softmax: bool) -> float:
-        theta = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([theta], max_iter=100, line_search_fn="strong_wolfe")
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
+        def value(theta: Tensor) -> Tensor:
             score = theta[0] * feature + theta[1]
-            if softmax:
-                clicked = label.sum(-1) > 0
-                target = (label / label.sum(-1, keepdim=True).clamp(min=1))[clicked]
-                value = (1 - alpha) * regression_compatible(score, label, alpha=0.0)
-                value = value + alpha * torch.nn.functional.cross_entropy(score[clicked], target)
-            else:
-                value = regression_compatible(score, label, alpha=alpha)
-            value.backward()
-            return value
+            if not softmax:
+                return regression_compatible(score, label, alpha=alpha)
+            clicked = label.sum(-1) > 0
+            target = (label / label.sum(-1, keepdim=True).clamp(min=1))[clicked]
+            drifting = torch.nn.functional.cross_entropy(score[clicked], target)
+            return (1 - alpha) * regression_compatible(score, label, alpha=0.0) + alpha * drifting
 
-        optimizer.step(closure)
-        return float((torch.sigmoid(theta[0] * feature + theta[1]) - chance).abs().mean().detach())
+        theta = minimise(value, (2,))
+        return float((torch.sigmoid(theta[0] * feature + theta[1]) - chance).abs().mean())
 
     assert error(0.9, softmax=False) < 0.03
     assert error(0.9, softmax=True) > 2 * error(0.9, softmax=False)
@@ -110,7 +104,6 @@ def test_huge_scores_give_finite_losses_and_gradients(dtype: torch.dtype) -> Non
     value = regression_compatible(score, torch.tensor([[0.0, 1, 0], [0, 1, 1]]))
     value.backward()
     assert value.isfinite()
-    assert score.grad is not None
     assert score.grad.isfinite().all()
 
 

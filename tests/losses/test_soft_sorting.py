@@ -99,7 +99,6 @@ def test_a_large_common_score_and_bfloat16_lose_nothing() -> None:
     torch.testing.assert_close(got, many.argsort(descending=True))
     huge = torch.tensor([1e4, -1e4, 0.0, 1e4], requires_grad=True)
     log_soft_permutation(huge, temperature=1.0).exp()[0, 0].backward()
-    assert huge.grad is not None
     assert huge.grad.isfinite().all()
 
 

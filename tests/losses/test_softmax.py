@@ -101,7 +101,6 @@ def test_huge_scores_give_finite_losses_and_gradients(dtype: torch.dtype) -> Non
     loss = sampled_softmax(positive, negative, torch.zeros(3, dtype=dtype))
     loss.backward()
     assert loss.isfinite()
-    assert positive.grad is not None
     assert positive.grad.isfinite().all()
 
 
@@ -110,7 +109,6 @@ def test_a_query_whose_draws_are_all_masked_has_loss_zero_and_no_gradient() -> N
     loss = sampled_softmax(positive, torch.randn(1, 3), torch.zeros(3), torch.ones(1, 3, dtype=torch.bool))
     loss.backward()
     assert float(loss) == 0
-    assert positive.grad is not None
     assert float(positive.grad) == 0
 
 

@@ -27,7 +27,6 @@ def fixed(answer: torch.Tensor) -> Any:
 
 def again(replications: int) -> Context:
     """BATCH many times over: draws per query are independent, so each copy is a replication."""
-    assert BATCH.known is not None
     rows = torch.arange(2).repeat(replications)
     return Context(BATCH.positives[rows], BATCH.known.take(rows))
 

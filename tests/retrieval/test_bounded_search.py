@@ -199,7 +199,6 @@ def test_threads_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_codes_are_made_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, items = clustered(3000, 256, 1), clustered(6000, 256, 2)
     coded = code_items(items, queries, 10)
-    assert coded is not None
     assert coded.codes.shape[1] < 256
     used = []
     monkeypatch.setattr(index, "WORTH_CODING", 1.0)

@@ -112,8 +112,6 @@ def test_models_are_asked_the_same_queries_with_the_same_wanted_items(
     assert n == other_n == data.n_users
     assert torch.equal(targets.values, other.values)
     assert torch.equal(targets.offsets, other.offsets)
-    assert seen is not None
-    assert other_seen is not None
     assert torch.equal(seen.values, other_seen.values)
     order = histories(data)
     assert targets.values.tolist() == [int(order.row(user)[-1]) for user in range(n)]  # what came last

@@ -55,10 +55,8 @@ def test_select_by_mask_and_by_position_take_all_columns_along() -> None:
     mask = torch.tensor([True, False, False, True, True])
     by_mask, by_place = whole.select(mask), whole.select(torch.tensor([4, 0]))
     assert by_mask.items.tolist() == [3, 1, 3]
-    assert by_mask.weights is not None
     assert by_mask.weights.tolist() == [0, 3, 4]
     assert by_place.users.tolist() == [0, 2]
-    assert by_place.times is not None
     assert by_place.times.tolist() == [40, 0]
     assert by_place.n_items == whole.n_items
 

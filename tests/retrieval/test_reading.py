@@ -224,7 +224,6 @@ def test_typed_parquet_columns_are_taken_as_they_are(tmp_path: Path) -> None:
     )
     read = read_interactions(path)
     assert pairs_of(read) == [("01", 4), ("1", 5), ("01", 6)]
-    assert read.times is not None
     assert read.times.tolist() == [1000, 2000, 3000]
 
 
@@ -241,10 +240,8 @@ def test_rows_without_a_user_or_an_item_are_dropped_and_counted(write: Write) ->
 def test_of_a_repeated_pair_the_first_stays_and_the_earliest_where_there_are_times(write: Write) -> None:
     text = "user,item,rating\n1,2,5\n1,3,4\n1,2,1\n"
     by_order = read_interactions(write("a.csv", text))
-    assert by_order.weights is not None
     assert by_order.weights.tolist() == [5, 4]
     by_time = read_interactions(write("b.csv", "user,item,time\n1,2,50\n1,3,40\n1,2,10\n1,2,10\n2,2,50\n"))
-    assert by_time.times is not None
     assert by_time.times.tolist() == [40, 10, 50]
     assert pairs_of(by_time) == [(1, 3), (1, 2), (2, 2)]
 
@@ -314,7 +311,6 @@ def test_repeats_are_kept_where_they_are_wanted(write: Write) -> None:
     read = read_interactions(path, repeats=True)
     assert pairs_of(read) == [(1, 2), (1, 3), (1, 2)]
     assert read.reading.dropped == {}
-    assert read.times is not None
     assert read.times.tolist() == [50, 40, 10]
 
 
@@ -325,7 +321,6 @@ def test_text_pairs_have_queries_for_users_and_documents_for_items(write: Write)
     path = write("a.csv", 'question,answer\nwhat?,"that, then"\nwho?,me\nwhat?,me\nwhat?,me\n,me\n')
     read = read_interactions(path, kind="text")
     assert pairs_of(read) == [("what?", "that, then"), ("who?", "me"), ("what?", "me")]
-    assert read.item_texts is not None
     assert read.item_texts.to_list() == read.item_ids.to_list()
     assert read.reading.dropped == {"empty query": 1, "duplicate": 1}
 
@@ -335,7 +330,6 @@ def test_documents_may_have_ids_and_the_first_text_of_an_id_is_its_text(write: W
     text = "".join(f'{{"query":"{query}","doc":"{doc}","item":{item}}}\n' for query, doc, item in triples)
     read = read_interactions(write("a.jsonl", text), kind="text", columns={"item": "item"})
     assert pairs_of(read) == [("q", 7), ("r", 7), ("r", 3)]
-    assert read.item_texts is not None
     assert read.item_texts.to_list() == ["x", "old"]
     assert any("1 items have more than one text" in note for note in read.reading.notes)
     test = read_test(write("b.jsonl", '{"query":"new one","doc":"x","item":3}\n'), read)
@@ -598,8 +592,6 @@ def test_sequences_and_sessions_are_read_as_interactions(
 
 def test_movielens_has_ratings_and_times() -> None:
     read = read_interactions(real("cf-ml-100k"))
-    assert read.weights is not None
-    assert read.times is not None
     assert (read.weights.min().item(), read.weights.max().item()) == (1, 5)
     assert read.times.min().item() == 874_724_710
 

@@ -513,7 +513,6 @@ def test_recommendations_leave_out_what_was_seen_and_never_invent_items() -> Non
     data = planted.interactions(n_items=18, each=17)
     trained = train(data, config=SMALL)
     retriever = trained.retriever
-    assert retriever.seen is not None
     for user in (0, 5):
         seen = {f"i{i}" for i in retriever.seen.row(user).tolist()}
         given = retriever.recommend([f"u{user}"], 18)["item"].to_list()
@@ -565,3 +564,25 @@ def test_draws_of_each_querys_own_have_the_loss_of_shared_ones(loss: str) -> Non
             run.step(batch)
         losses.append(run.counters.loss_sum)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_gbce_wants_fewer_draws_than_items_before_a_folder_is_made(tmp_path: Path) -> None:
+    data = planted.interactions()
+    few = TrainConfig.of("mf", loss="gbce", candidates=data.n_items, dim=8, epochs=1)
+    with pytest.raises(ValueError, match="--candidates"):
+        train(data, config=few, out=tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+    everything = TrainConfig.of("mf", loss="gbce", negatives="everything", dim=8, epochs=1)
+    assert train(data, config=everything).metrics["test_queries"] > 0
+
+
+def test_the_memory_said_counts_scores_that_are_gathered() -> None:
+    data, said = planted.interactions(), dict[str, float]()
+    for loss in ("softmax", "bpr"):
+        lines: list[str] = []
+        train(
+            data, config=TrainConfig.of("mf", loss=loss, candidates=4096, dim=8, epochs=1), say=lines.append
+        )
+        said[loss] = next(float(line.split()[2]) for line in lines if line.startswith("Memory: about"))
+    pairs = len(data) / data.n_users * TrainConfig.of("mf").batch_of(data.n_users)
+    assert said["bpr"] - said["softmax"] == pytest.approx(14 * pairs * 4096 * 4 / 2**20, rel=0.3)

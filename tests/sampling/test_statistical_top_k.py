@@ -56,7 +56,6 @@ def test_gradients_go_through_the_threshold() -> None:
     assert torch.autograd.gradcheck(lambda v: statistical_top_k(v, 2.5), [x])
     level = torch.ones(4, requires_grad=True)
     statistical_top_k(level, 1).sum().backward()
-    assert level.grad is not None
     assert bool(level.grad.isfinite().all())
 
 

@@ -43,7 +43,6 @@ def test_the_loss_is_its_formula_and_its_gradient_reaches_both_sides() -> None:
     loss = retriever_loss(q, e, positives, negatives, temperature=0.1)
     assert float(loss.detach()) == pytest.approx(total / 4, rel=1e-5)
     loss.backward()
-    assert q.grad is not None
     assert (q.grad != 0).any()
     assert (e.grad != 0).all(1).all()
 

@@ -30,7 +30,6 @@ def test_all_dead_draws_give_minus_infinity_but_never_nan() -> None:
     some = torch.tensor([[-INF, -INF], [0.0, -INF]], requires_grad=True)
     assert normalize(some).tolist() == [[-INF, -INF], [0.0, -INF]]
     normalize(some)[1, 0].backward()
-    assert some.grad is not None
     assert bool(some.grad.isfinite().all())
 
 
@@ -61,7 +60,6 @@ def test_bad_weights_are_refused(function) -> None:  # type: ignore[no-untyped-d
 def test_the_mean_of_dead_weights_has_a_gradient_of_zero() -> None:
     log_w = torch.tensor([[-INF, -INF], [0.0, -INF]], requires_grad=True)
     log_mean_exp(log_w).sum().backward()
-    assert log_w.grad is not None
     assert log_w.grad.tolist() == [[0, 0], [1, 0]]
 
 

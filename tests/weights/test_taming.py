@@ -83,7 +83,6 @@ def test_tempering_leaves_the_dead_dead_and_equalises_the_rest_when_all_are_want
     leaf = SKEWED.clone().requires_grad_()
     flat, b = temper(leaf, ess=20.0)
     flat.sum().backward()
-    assert leaf.grad is not None
     assert leaf.grad.tolist() == pytest.approx([float(b)] * 50)
     tied = torch.tensor([2.0, -INF, 2.0])
     assert temper(tied, ess=2)[0].tolist() == tied.tolist()

@@ -95,7 +95,6 @@ def test_planted_duplicates_have_no_weight_and_no_gradient() -> None:
     out = suspects(auxiliary, 0.999)
     assert out.nonzero().tolist() == [[0, 0], [1, 1], [1, 3], [2, 2], [3, 1], [3, 3], [4, 4]]
     dclr_loss(QUERY[1:2].expand(5, 4), p, out, temperature=0.3, reduction="none")[1].backward()
-    assert p.grad is not None
     assert bool((p.grad[3] == 0).all())
     assert bool((p.grad[[0, 1, 2, 4]] != 0).any(1).all())
     kept = dclr_loss(QUERY, positive, None, temperature=0.3, reduction="none")

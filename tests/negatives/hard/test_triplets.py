@@ -107,7 +107,6 @@ def test_gradients_pull_the_positive_and_push_the_negative() -> None:
     d = d.clamp(min=0)
     loss = triplet_loss(d, batch_hard(d, LABELS))
     loss.backward()
-    assert x.grad is not None
     assert bool(x.grad.isfinite().all())
     step = (x - 1e-3 * x.grad).detach()
     after = distances(step).square()

@@ -64,7 +64,6 @@ def test_whiskers_are_those_of_a_hand_made_box_plot() -> None:
 def test_gradients_reach_kept_pairs_alone() -> None:
     similarity = (X @ X.T).requires_grad_()
     unpg_loss(OWN, similarity, LABELS, 0.0, 5.0).backward()
-    assert similarity.grad is not None
     pairs = (LABELS.unsqueeze(1) != LABELS).triu(1)
     kept = inside_whiskers(similarity[pairs], 0.0)
     assert 0 < int(kept.sum()) < len(kept)

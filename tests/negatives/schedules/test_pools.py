@@ -35,7 +35,6 @@ def law(weights: list[float] = WEIGHTS) -> torch.Tensor:
 
 
 def again(n: int) -> tuple[list[torch.Tensor], Context]:
-    assert CONTEXT.known is not None
     rows = torch.arange(2).repeat(n)
     return [found[rows] for found in LISTS], Context(CONTEXT.positives[rows], CONTEXT.known.take(rows))
 
