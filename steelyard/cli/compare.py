@@ -70,7 +70,7 @@ def command(
 ) -> None:
     """Compare models, losses and negatives: an equal tuning budget each, the test once, intervals query by query.
 
-    Every triple of a model, a loss and a kind of negatives gets the same processor time for nine settings that race
+    Every triple of a model, a loss and a kind of negatives gets about the same processor time for nine settings that race
     on validation data; the winner is trained with several seeds and measured on the test, on the same queries for
     all. Writes compare.json, queries.parquet (the metric of each query) and compare.html.
     """

@@ -78,9 +78,7 @@ def sampled_label_table(
         raise ValueError(
             f"Wanted a log-probability for each of {tuple(labels.shape)} labels, got {tuple(log_prob.shape)}."
         )
-    given = log_prob.detach().double()
-    if not bool((given.isfinite() & (given <= 1e-3)).all()):
-        raise ValueError("Log-probabilities of drawn labels must be finite and at most 0.")
+    given = _log_probabilities(log_prob)
     count = cell.bincount(minlength=n_states * n_labels).view(n_states, n_labels)
     total = torch.zeros(n_states * n_labels, dtype=torch.float64, device=cell.device)
     total = total.index_add_(0, cell, given.to(cell.device)).view(n_states, n_labels)
@@ -149,7 +147,8 @@ def squared_logit(
     Args:
         score: float, (..., A): the student's logits.
         labels: integers, (...): draws from the teacher.
-        log_prob: float, (...), finite: the teacher's log-probabilities of the draws; taken as constants.
+        log_prob: float, (...), finite and at most 0: the teacher's log-probabilities of the draws; taken as
+            constants.
         reduction: "mean" over draws, "sum", or "none".
 
     Returns:
@@ -157,7 +156,7 @@ def squared_logit(
 
     Raises:
         TypeError: scores or log-probabilities that are not floating point, or labels that are not integers.
-        ValueError: shapes do not fit, a label out of range, an infinite log-probability, an unknown
+        ValueError: shapes do not fit, a label or a log-probability out of range, an unknown
             reduction, or the mean over no draws.
 
     Reference:
@@ -176,16 +175,23 @@ def squared_logit(
         raise ValueError(
             f"labels must lie in 0 to {score.shape[-1] - 1}, got {int(labels.min())} to {int(labels.max())}."
         )
-    if not bool(log_prob.isfinite().all()):
-        raise ValueError("Log-probabilities of drawn labels must be finite.")
+    given = _log_probabilities(log_prob)
     log_p = widened(score).log_softmax(-1).gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
-    return reduce((log_p - log_prob.detach()).square() / 2, reduction)
+    return reduce((log_p - given.to(log_p.dtype)).square() / 2, reduction)
 
 
 def _normalised(total: Tensor) -> Tensor:
     """Rows over their sums, uniform where that is 0."""
     size = total.sum(1, keepdim=True)
     return torch.where(size > 0, total / size.clamp(min=1e-300), 1 / total.shape[1])
+
+
+def _log_probabilities(given: Tensor) -> Tensor:
+    """Checked, as float64 constants; a little above 0 is rounding."""
+    found = given.detach().double()
+    if not bool((found.isfinite() & (found <= 1e-3)).all()):
+        raise ValueError("Log-probabilities of drawn labels must be finite and at most 0.")
+    return found
 
 
 def _check_ids(name: str, ids: Tensor, size: int, limit: int) -> None:

@@ -71,7 +71,12 @@ def _content(metrics: dict[str, Any], log: list[dict[str, Any]]) -> dict[str, An
         "draws a number near 1 says that single draws carry the gradient: take more candidates.",
         "loss_note": "Sampled softmax with weighed negatives: an estimate of the full softmax loss."
         if settings["loss"] == "softmax"
-        else f"{settings['loss']} with weighed negatives; the bilateral softmax (bsl) may fall below 0.",
+        else f"{settings['loss']} with weighed negatives"
+        + (
+            "; a sum without the positive may fall below 0."
+            if settings["loss"][:3] in ("bsl", "sl@")
+            else "."
+        ),
         "examples": [_case(example) for example in metrics["examples"]],
         "reading": _reading(reading),
         "settings": settings,

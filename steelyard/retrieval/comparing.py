@@ -72,7 +72,7 @@ def compare(
 ) -> Compared:
     """Compare models, losses and negatives at an equal tuning budget, with paired intervals on the test.
 
-    Each cell gets the same processor time. A short run tells how long an epoch takes in it, and thereby how many
+    Each cell gets about the same processor time. A short run tells how long an epoch takes in it, and thereby how many
     epochs its share allows. Nine settings (temperature, learning rate, dropout, power; the same nine points in
     all cells) race by successive halving on validation data: all for a ninth of the epochs, the best three for a
     third, the best for all. The winner is trained with each seed on everything outside the test, and only then is

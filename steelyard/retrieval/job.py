@@ -347,7 +347,9 @@ def _memory(model: Model, config: TrainConfig, train: Interactions) -> str:
     """What the run will hold, said before it starts: tables, best weights, optimiser, a step, item vectors."""
     tables = sum(p.numel() * p.element_size() for p in model.parameters())
     moments = tables // config.dim * (2 if config.optimizer == "adam" else 1)
-    total = 2 * tables + moments + train.n_items * config.dim * 4 + (64 << 20) + 4 * _step(model, config, train)
+    total = (
+        2 * tables + moments + train.n_items * config.dim * 4 + (64 << 20) + 4 * _step(model, config, train)
+    )
     what = "weights (twice: the best epoch is kept), optimiser, a training step and buffers"
     if isinstance(model.encoder, VectorTowers) and model.encoder.frozen is not None:
         frozen = model.encoder.frozen

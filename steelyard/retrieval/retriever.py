@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
 import polars as pl
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 from steelyard.evaluation import RankingMetrics, Ranks, count_ranks, ranking_metrics
 from steelyard.files import replacing, write_json, write_tensors
 from steelyard.ragged import Ragged
+from steelyard.retrieval.asking import checked_texts, listed, rows_of, whole_number
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.folder import (
     CONFIG,
@@ -33,8 +32,6 @@ from steelyard.retrieval.index import top_k
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.objective import Model
 from steelyard.retrieval.sequences import positions
-
-CLOSE_MATCHES = 20_000
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Retriever:
         """
         if self.user_ids is None or self.seen is None:
             raise ValueError("A text model knows no users; ask it with `search` and a text.")
-        k, rows = _whole(k), _rows_of(_listed(users, "user"), self.user_ids, "user")
+        k, rows = whole_number(k), rows_of(listed(users, "user"), self.user_ids, "user")
         queries = self._encoder.queries(rows)
         exclude = self.seen.take(rows) if self._hides_seen(exclude_seen) else None
         scores, items = top_k(queries, self.item_vectors, k, exclude=exclude)
@@ -106,7 +103,7 @@ class Retriever:
                 close matches.
         """
         self._check_order()
-        k, rows = _whole(k), [_rows_of(_listed(h, "item"), self.item_ids, "item") for h in histories]
+        k, rows = whole_number(k), [rows_of(listed(h, "item"), self.item_ids, "item") for h in histories]
         if not rows:
             raise ValueError("No history was given.")
         counts = torch.tensor([0, *map(len, rows)])
@@ -162,7 +159,7 @@ class Retriever:
             raise ValueError(
                 "This model was trained on ids, not on text; ask it with `recommend` and a user."
             )
-        k, asked = _whole(k), _checked_texts(_listed(texts, "text"))
+        k, asked = whole_number(k), checked_texts(listed(texts, "text"))
         queries = self._encoder.encode(asked)
         known = queries.square().sum(1) > 0
         if not bool(known.all()):
@@ -186,7 +183,7 @@ class Retriever:
             TypeError: one id alone in place of a list, or `k` not a whole number.
             ValueError: `k` below 1, or an unknown item, with close matches.
         """
-        k, rows = _whole(k), _rows_of(_listed(items, "item"), self.item_ids, "item")
+        k, rows = whole_number(k), rows_of(listed(items, "item"), self.item_ids, "item")
         itself = Ragged(torch.arange(len(rows) + 1), rows)
         scores, found = top_k(self.item_vectors[rows], self.item_vectors, k, exclude=itself)
         return self._table("item", self.item_ids[rows.tolist()], scores, found, answer="neighbour")
@@ -264,7 +261,7 @@ class Retriever:
             TypeError: one cut-off alone in place of a list.
             ValueError: other vocabularies than the model's.
         """
-        cuts = tuple(_listed(k, "cut-off"))
+        cuts = tuple(listed(k, "cut-off"))
         if self.config.model != "sequence" or self.user_ids is None or test.user_ids.equals(self.user_ids):
             return ranking_metrics(self.ranks(test), test.known(), k=cuts)
         self._check_items(test)
@@ -366,56 +363,3 @@ class Retriever:
             ValueError: a file is damaged, foreign, or of another version.
         """
         return cls(*read_folder(Path(folder).expanduser()))
-
-
-def _listed(given: object, what: str) -> list[Any]:
-    """The elements of what is meant as a list; a single text would be taken letter by letter."""
-    if hasattr(given, "tolist"):  # tensors, arrays, pandas
-        given = given.tolist()
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise TypeError(f"Give a list of {what}s, such as [{given!r}], not {given!r} alone.")
-    return list(given)
-
-
-def _whole(k: object) -> int:
-    if isinstance(k, bool) or not isinstance(k, SupportsIndex):
-        raise TypeError(f"k must be a whole number such as 10, got {k!r}.")
-    return operator.index(k)
-
-
-def _checked_texts(texts: list[Any]) -> pl.Series:
-    if not texts:
-        raise ValueError("No text was given.")
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(
-                f"Texts must be strings, got {text!r}; write it as {str(text)!r} if that is meant."
-            )
-        if not text.strip():
-            raise ValueError("An empty text has nothing to search for.")
-    return pl.Series("query", texts, dtype=pl.String)
-
-
-def _rows_of(ids: list[Any], vocabulary: pl.Series, kind: str) -> Tensor:
-    """Row numbers of ids, compared as they are written: "007" is not 7."""
-    if not ids:
-        raise ValueError(f"No {kind} was given.")
-    asked = pl.Series("id", [None if x is None else str(x) for x in ids], dtype=pl.String)
-    table = pl.DataFrame({"id": vocabulary.cast(pl.String)}).with_row_index("row")
-    rows = pl.DataFrame({"id": asked}).join(table, on="id", how="left", maintain_order="left")["row"]
-    if rows.null_count():
-        missing = ids[rows.is_null().arg_true()[0]]
-        close = _close(str(missing), vocabulary)
-        hint = f"; close to it: {', '.join(close)}" if close else ""
-        raise ValueError(f"Unknown {kind} {missing!r} among {len(vocabulary):,}{hint}.")
-    return torch.from_numpy(rows.cast(pl.Int64).to_numpy().copy())
-
-
-def _close(wanted: str, vocabulary: pl.Series) -> list[str]:
-    """Ids that look alike, from those that begin alike where the vocabulary is large."""
-    words = vocabulary.cast(pl.String)
-    for length in (0, 1, 2, 3, 4):
-        if len(words) <= CLOSE_MATCHES:
-            break
-        words = words.filter(words.str.starts_with(wanted[:length]))
-    return difflib.get_close_matches(wanted, words.head(CLOSE_MATCHES).to_list(), n=3)

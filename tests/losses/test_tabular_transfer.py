@@ -245,5 +245,7 @@ def test_what_is_wrong_is_named() -> None:
         squared_logit(score, a + 2, log_p)
     with pytest.raises(ValueError, match="finite"):
         squared_logit(score, a, log_p * math.inf)
+    with pytest.raises(ValueError, match="at most 0"):
+        squared_logit(score, a, -log_p)
     with pytest.raises(TypeError, match="floating"):
         squared_logit(score.long(), a, log_p)

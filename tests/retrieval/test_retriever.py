@@ -114,6 +114,8 @@ def test_what_is_not_written_like_an_integer_id_is_not_that_id(numbered: Retriev
     assert numbered.recommend(["7"], 1)["user"].to_list() == [7]
     with pytest.raises(ValueError, match="Unknown user"):
         numbered.recommend([3, unlike])
+    with pytest.raises(ValueError, match="An empty user was given"):
+        numbered.recommend([3, ""])
 
 
 def test_a_missing_id_is_not_the_id_none() -> None:

@@ -410,6 +410,8 @@ def test_histories_that_cannot_be_asked_are_refused(monkeypatch: pytest.MonkeyPa
         retriever.recommend_after(["i1"])
     with pytest.raises(ValueError, match="close to it"):
         retriever.recommend_after([["i1", "i"]])
+    with pytest.raises(ValueError, match="An empty item was given"):
+        retriever.recommend_after([["i1", ""]])
     other = train(planted.interactions(), config=TrainConfig.of("mf", dim=4, epochs=1, batch=8)).retriever
     with pytest.raises(ValueError, match="knows no order"):
         other.recommend_after([["i1"]])
