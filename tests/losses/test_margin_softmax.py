@@ -4,25 +4,10 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy
 
 from steelyard.losses.margin_softmax import AdaFace, adaface_margins, margin_logits, margin_softmax
-
-Y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4])
-
-
-def batch() -> tuple[Tensor, Tensor]:
-    """Embeddings and the weights of six classes, one a row."""
-    g = torch.Generator().manual_seed(0)
-    torch.randn(12, 5, generator=g, dtype=torch.float64)
-    w = torch.randn(5, 6, generator=g, dtype=torch.float64)
-    return torch.randn(12, 5, generator=g, dtype=torch.float64) * 3, w.T
-
-
-def cosines() -> Tensor:
-    x, w = batch()
-    return normalize(x, dim=1) @ normalize(w, dim=1).T
+from tests.losses.labelled import Y, batch, cosines
 
 
 def test_it_equals_pytorch_metric_learning() -> None:

@@ -5,26 +5,11 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from steelyard.losses.margin_softmax import margin_softmax
 from steelyard.losses.proxies import Proxies, merge_penalty, proxy_anchor, proxy_nca, soft_triple
-
-Y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4])
-
-
-def batch() -> tuple[Tensor, Tensor]:
-    """Embeddings and six proxies, one a row; of the last class there is no example."""
-    g = torch.Generator().manual_seed(0)
-    torch.randn(12, 5, generator=g, dtype=torch.float64)
-    w = torch.randn(5, 6, generator=g, dtype=torch.float64)
-    return torch.randn(12, 5, generator=g, dtype=torch.float64) * 3, w.T
-
-
-def cosines() -> Tensor:
-    x, w = batch()
-    return normalize(x, dim=1) @ normalize(w, dim=1).T
+from tests.losses.labelled import Y, batch, cosines
 
 
 def test_they_equal_pytorch_metric_learning() -> None:

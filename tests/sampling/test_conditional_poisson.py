@@ -14,14 +14,11 @@ from steelyard.sampling.conditional_poisson import (
     conditional_poisson_joint,
     conditional_poisson_weights,
 )
+from tests.sampling.drawing import seeded
 from tests.statistical import assert_unbiased
 
 INF = math.inf
 LOG_W = torch.tensor([0.3, 2.0, -1.0, 3.5, 0.0, 1.0], dtype=torch.float64)
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def law_of_sets(log_w: list[float], k: int) -> dict[tuple[int, ...], float]:

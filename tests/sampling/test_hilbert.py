@@ -10,10 +10,7 @@ from torch import Tensor
 
 from steelyard.sampling.hilbert import hilbert_order
 from steelyard.sampling.resampling import Scheme, resample
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from tests.sampling.drawing import seeded
 
 
 def grid(side: int, d: int) -> Tensor:

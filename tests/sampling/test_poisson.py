@@ -6,25 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from steelyard.draws import Draws
 from steelyard.sampling.poisson import look_up, pack, poisson, proportional_inclusion
+from tests.sampling.drawing import included, seeded
 from tests.statistical import assert_unbiased
 
 INF = math.inf
 LOG_P = torch.tensor([0.3, 2.0, -1.0, 3.5, 0.0, -INF], dtype=torch.float64)
 R = 20_000
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def included(draws: Draws, n: int) -> Tensor:
-    """Who was drawn, (..., n); empty slots fall off the end."""
-    where = draws.ids.masked_fill(draws.log_expected == INF, n)
-    return torch.zeros(*where.shape[:-1], n + 1, dtype=torch.float64).scatter_(-1, where, 1.0)[..., :n]
 
 
 def capped(p: list[float], expected: float) -> list[float]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from steelyard.sampling.resampling import Scheme, _ancestors, resample
+from tests.sampling.drawing import seeded
 from tests.statistical import assert_unbiased
 
 INF = math.inf
@@ -18,10 +19,6 @@ SCHEMES = get_args(Scheme)
 W = [0.23, 0.0, 0.31, 0.02, 0.16, 0.28]
 LOG_W = torch.tensor(W, dtype=torch.float64).log() + 7
 R = 20_000
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def counts(ids: Tensor, m: int) -> Tensor:

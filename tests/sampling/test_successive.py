@@ -18,16 +18,13 @@ from steelyard.sampling.successive import (
     log_inclusion,
     without_replacement,
 )
+from tests.sampling.drawing import seeded
 from tests.statistical import assert_unbiased
 
 INF = math.inf
 LOG_P = torch.tensor([0.3, 1.2, -0.6, 2.0, 0.0, 0.7], dtype=torch.float64)
 VALUES = torch.tensor([1.0, -2.0, 3.0, 0.5, 4.0, 2.0], dtype=torch.float64)
 R = 40_000
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def law_of_sets(k: int) -> dict[tuple[int, ...], float]:

@@ -5,25 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from steelyard.draws import Draws
 from steelyard.sampling.systematic import systematic
+from tests.sampling.drawing import included, seeded
 from tests.statistical import assert_unbiased
 
 INF = math.inf
 PI = torch.tensor([0.1, 0.9, 0.35, 0.65, 1.0, 0.2, 0.3, 0.0, 0.5], dtype=torch.float64)
 R = 20_000
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def included(draws: Draws, n: int) -> Tensor:
-    """Who was drawn, (..., n); empty slots fall off the end."""
-    where = draws.ids.masked_fill(draws.log_expected == INF, n)
-    return torch.zeros(*where.shape[:-1], n + 1, dtype=torch.float64).scatter_(-1, where, 1.0)[..., :n]
 
 
 @pytest.mark.parametrize("order", ["given", "random"])

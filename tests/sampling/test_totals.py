@@ -16,14 +16,11 @@ from steelyard.sampling.poisson import poisson, proportional_inclusion
 from steelyard.sampling.successive import without_replacement
 from steelyard.sampling.systematic import systematic
 from steelyard.sampling.totals import hajek, horvitz_thompson
+from tests.sampling.drawing import seeded
 from tests.statistical import assert_coverage, assert_unbiased
 
 INF = math.inf
 N, K, RUNS = 300, 60, 1500
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 LOG_P = torch.randn(N, generator=seeded(0), dtype=torch.float64) * 0.5
