@@ -153,6 +153,7 @@ def command(
     if preset is not None:
         model, named = preset_changes(preset, model)
         changes = named | {name: value for name, value in changes.items() if value is not None}
+    TrainConfig.of(model or "mf", **changes)  # type: ignore[arg-type]  # what does not fit is said before a long read
     frozen = GivenVectors(model, query_vectors, document_vectors, encoder)
     if demo:
         pairs, held = documentation_pairs(), None
@@ -333,7 +334,7 @@ def _print(metrics: dict[str, Any]) -> None:
     table = Table(
         "",
         *rows,
-        title=f"Test: {metrics['test_queries']:,} queries, whole catalogue ranked",
+        title=f"Test: {metrics['test_queries']:,} {'query' if metrics['test_queries'] == 1 else 'queries'}, whole catalogue ranked",
         title_justify="left",
     )
     for name in ("recall@10", "recall@20", "ndcg@10", "ndcg@20", "hit_rate@10", "mrr"):
