@@ -15,7 +15,7 @@ from steelyard.losses.softmax import Reduction, reduce
 class LogitMoments(NamedTuple):
     """What the spherical family needs to know of each example's logits over all classes.
 
-    Args:
+    Attributes:
         own: float, (B,): logit of the own class.
         mean: float, (B,): mean over classes.
         variance: float, (B,): variance over classes.

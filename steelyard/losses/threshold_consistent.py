@@ -67,8 +67,7 @@ class OperatingPoints:
     """How well each class does at each threshold, and how much classes differ.
 
     Args:
-        inconsistency: OPIS, the mean over thresholds of the variance of the utility among classes; 0 where
-        one
+        inconsistency: OPIS, the mean over thresholds of the variance of the utility among classes; 0 where one
             threshold serves all alike.
         utility: float64, (C, T): of each class at each threshold.
         thresholds: float64, (T,).

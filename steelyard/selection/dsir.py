@@ -70,7 +70,9 @@ def kl_reduction(
     Both sides must hold about equally many n-grams, or the smaller one looks worse for its size alone.
 
     Args:
-        target, baseline, selected: n-grams by bucket, (m,).
+        target: n-grams by bucket, (m,).
+        baseline: likewise.
+        selected: likewise.
         smoothing: count added to every bucket.
 
     Returns:

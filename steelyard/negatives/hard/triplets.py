@@ -17,7 +17,7 @@ from steelyard.negatives.hard.asked import floating, labelled_distance
 class Triplets(NamedTuple):
     """Anchors with a positive and a negative each, as indices into the batch.
 
-    Args:
+    Attributes:
         anchor: int64, (T,).
         positive: int64, (T,), of the anchor's label.
         negative: int64, (T,), of another label.
