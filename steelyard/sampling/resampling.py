@@ -193,7 +193,8 @@ def _place(first: int, part: Any, begin: Any, out: Any, last: Any, since: Any) -
         part: weights of the block, (size,).
         begin: how many draws belong to those before each of them, and before the next block, (size + 1,).
         out: (n + _WIDE,).
-        last, since: the last one alive so far and where its draws begin; returned as they are after the block.
+        last: the last one alive so far; returned as it is after the block.
+        since: where its draws begin; likewise.
     """
     n = _U(len(out) - _WIDE)  # unsigned, so that numba does not ask which places count from the end
     for j in range(len(part)):

@@ -219,8 +219,13 @@ def race(
     Args:
         given: (n,) row ids, or an empty array for 0, 1, ... n - 1.
         w: (n,) log-weights.
-        s0, s1: the seed.
-        keys, noise, ids, log_w: buffers of equal length, above `keep`.
+        s0: first half of the seed.
+        s1: second half.
+        keep: how many rows are wanted.
+        keys: buffer, longer than `keep`.
+        noise: likewise.
+        ids: likewise.
+        log_w: likewise.
         state: count and limit, (2,) float64; changed.
 
     Returns:

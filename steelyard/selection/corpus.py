@@ -37,8 +37,10 @@ class Block:
         path: of the file.
         kind: "jsonl", "text" (a row a line) or "parquet".
         compression: "gzip", "zstd", "bz2", or None.
-        start, stop: range of bytes, or of row groups; a compressed file is one block.
-        size, changed: of the file in bytes, and when it was last changed, in nanoseconds, as it was found.
+        start: first byte, or row group; a compressed file is one block.
+        stop: where the next block begins.
+        size: of the file in bytes, as it was found.
+        changed: when the file was last changed, in nanoseconds, as it was found.
     """
 
     file: int

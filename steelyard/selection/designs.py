@@ -110,7 +110,8 @@ class Histogram:
     Counts are whole numbers, so that shards merge in any order to the same result.
 
     Args:
-        low, high: smallest and largest log-weight.
+        low: smallest log-weight.
+        high: largest log-weight.
         counts: int64, (bins,).
     """
 
