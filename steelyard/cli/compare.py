@@ -83,6 +83,8 @@ def command(
 
     kinds = _words(models, "--models") if models is not None else []
     named = _words(losses, "--losses"), _words(negatives, "--negatives")
+    for loss in named[0]:  # what does not fit is said before a long read
+        TrainConfig.of("mf", loss=loss, metric=metric, seed=seed)
     frozen = GivenVectors("vectors" if "vectors" in kinds else None, query_vectors, document_vectors, encoder)
     pairs, held = _read(data, test, format, columns, kinds, frozen)
     say(str(pairs.reading))

@@ -78,6 +78,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path: Path) -> None:
         (["--dim", "0"], "dim must be"),
         (["--resume", "--overwrite"], "not both"),
         (["--test", "nowhere.csv"], "nowhere.csv"),
+        (["--test", "nowhere.csv", "--losses", "softmax,nothing"], "loss must be one of"),
     ],
 )
 def test_what_cannot_be_compared_is_said_before_anything_runs(
