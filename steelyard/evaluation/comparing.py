@@ -108,7 +108,8 @@ def _sign_flips(differences: Tensor, resamples: int, seed: int) -> list[float]:
     n, all_signs = differences.shape[1], differences.shape[1] < 60 and 2 ** differences.shape[1] <= resamples
     total = 2**n if all_signs else resamples
     generator = torch.Generator().manual_seed(seed)
-    observed = differences.sum(1).abs() * (1 - 1e-12)  # what is equal must not fall short by rounding
+    rounding = 1e-12 * differences.abs().sum(1)  # by which what is equal may fall short
+    observed = differences.sum(1).abs() - rounding
     reached = torch.zeros(len(differences), dtype=torch.int64)
     at_once = max(1, _SIGNS_AT_ONCE // n)
     for start in range(0, total, at_once):

@@ -24,17 +24,17 @@ from steelyard.retrieval.encoding import SentenceEncoder
 from steelyard.retrieval.interactions import Interactions
 from steelyard.retrieval.job import check_negatives
 from steelyard.retrieval.parts import Parts, partition
-from steelyard.retrieval.racing import Ground, Race
+from steelyard.retrieval.racing import EPOCHS, Ground, Race
 from steelyard.retrieval.sequences import histories
 from steelyard.retrieval.served import account, differing, worst
 
 __all__ = ["Cell", "Compared", "compare"]
 
 SUMMARY, PLAN, UNITS, QUERIES, PAGE = "compare.json", "plan.json", "units", "queries.parquet", "compare.html"
-VERSION = 2
+VERSION = 3
 SHOWN_CELLS = 4
 FEW = 30
-UNIT_FILE = re.compile(r"[0-9a-f]{20}\.(json|safetensors)")
+UNIT_FILE = re.compile(rf"[0-9a-f]{{20}}\.(json|safetensors)|{re.escape(EPOCHS)}")
 
 
 @dataclass(frozen=True)
@@ -197,10 +197,10 @@ def _conclude(
         }
         for c in order
     ]
-    units = [read_json(path) for path in sorted((folder / UNITS).glob("[0-9a-f]*.json"))]
+    units = list(race.used.values())
     for c, row in enumerate(rows):
         row["spent_seconds"] = sum(unit["cpu_seconds"] for unit in units if unit["cell"] == c)
-    left_out = ("test", "first", "slices")
+    left_out = ("test", "first", "slices", "lists")
     summary = {
         "metric": metric,
         "queries": len(ground.asked),

@@ -21,6 +21,7 @@ from steelyard.ray_engine import on_ray
 from steelyard.retrieval.adapters import FrozenVectors
 from steelyard.retrieval.config import TrainConfig
 from steelyard.retrieval.contenders import SHRINK, TRIALS, Cell, settings_of, trials
+from steelyard.retrieval.folder import sha256
 from steelyard.retrieval.index import top_k
 from steelyard.retrieval.job import build, validator
 from steelyard.retrieval.loop import fit
@@ -29,6 +30,7 @@ from steelyard.retrieval.parts import Parts
 CUTOFFS, GIVEN = (10, 20), 10
 PROBE = 3
 """Epochs of the short run that tells how long one takes."""
+EPOCHS = "epochs.json"
 
 
 @dataclass(frozen=True)
@@ -201,10 +203,19 @@ class Race:
         self.engine, self.watch, self.say = engine, watch, say
         self.total = len(cells) * (1 + TRIALS + SHRINK + 1 + seeds)
         self.done = 0
+        self.used: dict[str, dict[str, Any]] = {}
+        """Results by the key of their run, in the order in which they were asked for."""
 
     def epochs(self) -> list[int]:
-        """How many epochs the share of each cell allows: nine trials, three, one and the seeds, a third each less."""
+        """How many epochs the share of each cell allows: nine trials, three, one and the seeds, a third each less.
+
+        Found once and kept, since the seconds of a run that had to be done again would be others.
+        """
         probes = [Unit(c, PROBE, 0, {}) for c in range(len(self.cells))]
+        kept = _unsealed(self.folder / EPOCHS)
+        if kept is not None and len(kept["epochs"]) == len(self.cells):
+            self.results([unit for unit in probes if self._done(unit)])
+            return list(kept["epochs"])
         rounds = TRIALS / SHRINK**2 + SHRINK / SHRINK + 1 + self.seeds
         found = []
         for cell, result in zip(self.cells, self.results(probes), strict=True):
@@ -213,6 +224,7 @@ class Race:
             self.say(f"{cell.name}: {an_epoch:.2f} s an epoch, {found[-1]} epochs.")
             if found[-1] < 5:
                 self.say(f"{cell.name} has very few epochs in its share of the time; give a larger --budget.")
+        write_json(self.folder / EPOCHS, _sealed({"epochs": found}))
         return found
 
     def tune(self, epochs: list[int]) -> list[tuple[dict[str, Any], float]]:
@@ -261,7 +273,8 @@ class Race:
 
     def lists(self, cell: int, epochs: int, settings: dict[str, Any]) -> Tensor:
         """What the first final run of a cell gives each test query, int32, (queries, 10)."""
-        return self._read_lists(Unit(cell, epochs, 1, settings, tested=True))
+        tensors, _ = read_tensors(self._lists(Unit(cell, epochs, 1, settings, tested=True)))
+        return tensors["given"]
 
     def results(self, units: list[Unit]) -> list[dict[str, Any]]:
         """Results in the order of the units, each from disk if it is there and whole."""
@@ -272,32 +285,26 @@ class Race:
             given = result.pop("given", None)
             if given is not None:
                 write_tensors(self._lists(unit), {"given": given})
-            write_json(self._file(unit), asdict(unit) | result)  # last: the run is done once this is there
+                result["lists"] = sha256(self._lists(unit))
+            result = asdict(unit) | result
+            write_json(self._file(unit), _sealed(result))  # last: the run is done once this is there
+            self.used[unit.key] = result
             self._advance(1)
-        return [read_json(self._file(unit)) for unit in units]
+        return [self.used[unit.key] for unit in units]
 
     def _done(self, unit: Unit) -> bool:
-        """Whether the unit's result is on disk; says so where what is there is damaged."""
+        """Whether the unit's result is known or on disk; says so where what is there is damaged."""
+        if unit.key in self.used:
+            return True
         if not self._file(unit).exists():
             return False
-        measured = {"test", "first", "slices"} if unit.tested else {"validation", "epoch_seconds"}
-        try:
-            found = read_json(self._file(unit))
-            whole = isinstance(found, dict) and found.keys() >= measured | {"cpu_seconds"}
-            whole = whole and all(found.get(name) == value for name, value in asdict(unit).items())
-            if whole and unit.tested and unit.seed == 1:
-                whole = len(self._read_lists(unit)) == len(self.ground.asked)
-        except (ValueError, OSError):
-            whole = False
-        if not whole:
-            self.say(f"{self._file(unit)} is damaged; its run is done again.")
-        return whole
-
-    def _read_lists(self, unit: Unit) -> Tensor:
-        tensors, _ = read_tensors(self._lists(unit))
-        if "given" not in tensors:
-            raise ValueError(f"{self._lists(unit)} holds no lists; the file is damaged.")
-        return tensors["given"]
+        found, lists = _unsealed(self._file(unit)), self._lists(unit)
+        whole = found is not None and all(found.get(name) == value for name, value in asdict(unit).items())
+        if found is None or not whole or ("lists" in found and not _unchanged(lists, found["lists"])):
+            self.say(f"{self._file(unit)} or what goes with it is damaged; its run is done again.")
+            return False
+        self.used[unit.key] = found
+        return True
 
     def _here(self, units: list[Unit]) -> Iterator[tuple[Unit, dict[str, Any]]]:
         for unit in units:
@@ -322,3 +329,25 @@ class Race:
         self.done += count
         if self.watch is not None and count:
             self.watch(self.done, self.total)
+
+
+def _sealed(content: dict[str, Any]) -> dict[str, Any]:
+    """With a digest, by which damage shows."""
+    written = json.dumps(content, sort_keys=True).encode()
+    return content | {"digest": hashlib.blake2b(written, digest_size=10).hexdigest()}
+
+
+def _unsealed(path: Path) -> dict[str, Any] | None:
+    """What `_sealed` was given, or None where the file is missing or damaged."""
+    try:
+        found = read_json(path)
+    except (ValueError, OSError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    content = {name: value for name, value in found.items() if name != "digest"}
+    return content if found == _sealed(content) else None
+
+
+def _unchanged(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256(path) == digest

@@ -110,3 +110,10 @@ def test_bad_input_is_refused() -> None:
         paired_comparison({"a": a[:1], "b": a[:1]})
     with pytest.raises(ValueError, match="p-values"):
         holm([1.2])
+
+
+def test_differences_that_cancel_are_no_difference_though_they_round() -> None:
+    third = 1 / 3
+    first = torch.tensor([third, third, 1, 2 * third, 0, 2 * third], dtype=torch.float64)
+    second = torch.tensor([1, 2 * third, third, 0, 0, 1], dtype=torch.float64)
+    assert paired_comparison({"a": first, "b": second})[0].p == 1

@@ -31,7 +31,11 @@ QUICK: dict[str, Any] = {"minutes": 0.01, "seeds": 1, "config": SMALL}
 
 
 def units_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted((folder / "units").glob("*.json"))]
+    return [json.loads(path.read_text()) for path in results_in(folder)]
+
+
+def results_in(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "units").glob("*.json") if path.name != "epochs.json")
 
 
 def test_a_comparison_is_tuned_on_validation_and_tested_once_a_seed(tmp_path: Path) -> None:
@@ -356,25 +360,52 @@ def test_a_killed_comparison_goes_on_and_runs_nothing_twice(tmp_path: Path) -> N
     assert again.summary == done.summary
 
 
-def test_damaged_runs_are_said_and_done_again(tmp_path: Path) -> None:
+def damaged(path: Path, damage: str) -> None:
+    """Put something else in place of a run's result."""
+    content = json.loads(path.read_text())
+    other = {
+        "missing": None,
+        "empty": "",
+        "cut": path.read_text()[:40],
+        "an empty object": "{}",
+        "a list": "[]",
+        "another epoch": json.dumps(content | {"epochs": 7}),
+        "a word for a number": json.dumps(content | {"validation": "abc", "test": {}}),
+    }[damage]
+    path.unlink() if other is None else path.write_text(other)
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing", "empty", "cut", "an empty object", "a list", "another epoch", "a word for a number"]
+)
+def test_damaged_runs_are_done_again_with_the_same_result(tmp_path: Path, damage: str) -> None:
     data, units, said = planted.interactions(), tmp_path / "c" / "units", list[str]()
     done = compare(data, None, CELLS, out=tmp_path / "c", **QUICK)
-    runs = [path for path in sorted(units.glob("*.json")) if not json.loads(path.read_text())["tested"]]
-    final = next(units.glob("*.safetensors")).with_suffix(".json")
-    whole = {path.name: path.read_bytes() for path in units.iterdir()}
-    other = json.loads(runs[3].read_text()) | {"epochs": 7}
-    for path, damage in zip(runs, ("", "{}", "[]", json.dumps(other), '{"cell": 0'), strict=False):
-        path.write_text(damage)
-    final.with_suffix(".safetensors").unlink()
-    probes = {p.name: p for p in runs[:5] if json.loads(whole[p.name])["epochs"] == racing.PROBE}
-    for name, path in probes.items():  # their seconds decide how many epochs there are: left as they were
-        path.write_bytes(whole[name])
+    files = {path.name for path in units.iterdir()}
+    runs = results_in(tmp_path / "c")
+    for path in runs:
+        damaged(path, damage)
     again = compare(data, None, CELLS, out=tmp_path / "c", resume=True, say=said.append, **QUICK)
-    assert sum("is damaged; its run is done again" in line for line in said) == 6 - len(probes)
-    assert again.scores.keys() == done.scores.keys()
+    assert sum("damaged" in line for line in said) >= (0 if damage == "missing" else len(runs))
+    assert [cell["epochs"] for cell in again.summary["cells"]] == [c["epochs"] for c in done.summary["cells"]]
     for name, scores in again.scores.items():
         assert torch.equal(scores, done.scores[name])
-    assert {path.name for path in units.iterdir()} == set(whole)
+    seconds = sum(unit["cpu_seconds"] for unit in again.summary["trials"])
+    assert again.summary["spent_minutes"] == pytest.approx(seconds / 60)
+    assert {path.name for path in units.iterdir()} <= files
+
+
+def test_lists_and_epochs_that_are_lost_are_found_again(tmp_path: Path) -> None:
+    data, units, said = planted.interactions(), tmp_path / "c" / "units", list[str]()
+    done = compare(data, None, CELLS, out=tmp_path / "c", **QUICK)
+    lists = sorted(units.glob("*.safetensors"))
+    lists[0].unlink()
+    lists[1].write_bytes(lists[1].read_bytes()[:-8] + bytes(8))
+    (units / "epochs.json").write_text("{")
+    again = compare(data, None, CELLS, out=tmp_path / "c", resume=True, say=said.append, **QUICK)
+    assert sum("is damaged; its run is done again" in line for line in said) == 2
+    assert again.summary["served"] == done.summary["served"]
+    assert again.differences == done.differences
 
 
 def test_a_comparison_of_an_earlier_version_is_refused_in_words(tmp_path: Path) -> None:
