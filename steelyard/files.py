@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,6 +152,12 @@ def replacing(path: Path) -> Iterator[Path]:
                 "(what was there before is unharmed)",
             ) from error
         raise
+
+
+def half_written(path: Path) -> str | None:
+    """The name of the file that `replacing` was killed in the middle of, or None where `path` is no such file."""
+    found = re.fullmatch(r"\.(.+)\.\d+\.part", path.name)
+    return found[1] if found and path.is_file() and not path.is_symlink() else None
 
 
 def _out_of_space(error: BaseException) -> bool:

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from steelyard.evaluation import PairedDifference, paired_comparison
 from steelyard.evaluation.bootstrap import expanded_interval, resampled_means
-from steelyard.files import alone_in, check_plan, check_writable, read_json, replacing, write_json
+from steelyard.files import (
+    alone_in,
+    check_plan,
+    check_writable,
+    half_written,
+    read_json,
+    replacing,
+    write_json,
+)
 from steelyard.ragged import Ragged
 from steelyard.retrieval.adapters import VECTORS, FrozenVectors, holds_other
 from steelyard.retrieval.config import TrainConfig
@@ -278,6 +286,8 @@ def _parts(
     data: Interactions, test: Interactions | None, base: TrainConfig, models: set[str], split_by: str
 ) -> Parts:
     """What is trained on and asked, the same for all models."""
+    if base.repeats:
+        raise ValueError("A comparison leaves out of every ranking what a user took before: leave repeats.")
     if not base.validation:
         raise ValueError("A comparison tunes every cell on validation data: give a validation share above 0.")
     kind = "vectors" if "vectors" in models else "text" if data.is_text else "mf"
@@ -334,14 +344,14 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     ours = {SUMMARY, PLAN, UNITS, QUERIES, PAGE, VECTORS}
     found = {path.name for path in folder.iterdir() if path.name[0] != "."} if folder.exists() else set()
     foreign = sorted(found - ours)
+    foreign += sorted(name for name in found & (ours - {UNITS, VECTORS}) if not (folder / name).is_file())
     if UNITS in found:
-        inside = list((folder / UNITS).iterdir()) if (folder / UNITS).is_dir() else [folder / UNITS]
-        foreign += sorted(
-            str(path.relative_to(folder))
-            for path in inside
-            if not (UNIT_FILE.fullmatch(path.name) or path.name.endswith(".part"))
-        )
-    if PLAN not in found:  # every comparison begins with its plan; names alone do not make files ours
+        units = folder / UNITS
+        inside = list(units.iterdir()) if units.is_dir() and not units.is_symlink() else [units]
+        foreign += sorted(str(path.relative_to(folder)) for path in inside if not _is_unit(path))
+    if not _is_plan(
+        folder / PLAN
+    ):  # every comparison begins with its plan; names alone do not make files ours
         foreign += sorted(found & ours - {VECTORS})
     if VECTORS in found and holds_other(folder / VECTORS):
         foreign.append(VECTORS)
@@ -357,6 +367,25 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
         raise FileExistsError(f"{folder} holds no comparison to resume; give --overwrite, or another --out.")
 
 
+def _is_unit(path: Path) -> bool:
+    name = half_written(path) or path.name
+    return bool(UNIT_FILE.fullmatch(name)) and path.is_file() and not path.is_symlink()
+
+
+def _is_plan(path: Path) -> bool:
+    try:
+        found = read_json(path) if path.is_file() else None
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "cells" in found and "minutes" in found
+
+
+def _left_behind(folder: Path) -> list[Path]:
+    """Temporary files of a comparison that was killed."""
+    ours = [path for path in folder.iterdir() if half_written(path) in (SUMMARY, PLAN, QUERIES, PAGE)]
+    return ours + [path for path in (folder / UNITS).iterdir() if half_written(path)]
+
+
 def _open(folder: Path, plan: dict[str, Any], resume: bool) -> None:
     """Write the plan, or check that an unfinished comparison had the same; remove what was half written."""
     if resume and (folder / PLAN).exists():
@@ -367,11 +396,12 @@ def _open(folder: Path, plan: dict[str, Any], resume: bool) -> None:
                 "with those of this one: finish it there, or give --overwrite."
             )
         check_plan(folder / PLAN, plan)
-        for path in [*folder.glob(".*.part"), *(folder / UNITS).glob(".*.part")]:
+        (folder / UNITS).mkdir(exist_ok=True)
+        for path in _left_behind(folder):
             path.unlink()
         return
     (folder / UNITS).mkdir(parents=True, exist_ok=True)
     kept = [folder / name for name in (PLAN, SUMMARY, QUERIES, PAGE)]
-    for path in [*kept, *folder.glob(".*.part"), *(folder / UNITS).iterdir()]:
+    for path in [*kept, *_left_behind(folder), *(folder / UNITS).iterdir()]:
         path.unlink(missing_ok=True)
     write_json(folder / PLAN, plan)

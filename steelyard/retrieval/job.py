@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from steelyard.evaluation import count_ranks, ranking_metrics
-from steelyard.files import alone_in, write_json
+from steelyard.files import alone_in, half_written, write_json
 from steelyard.losses import retrieval_loss
 from steelyard.negatives import Catalogue, adapts, proposal
 from steelyard.ragged import Ragged
@@ -206,8 +206,8 @@ def check_negatives(config: TrainConfig, counts: Tensor) -> None:
     """Say what is wrong with the negatives before anything is touched."""
     if config.loss.startswith("gbce") and config.negatives == "uniform" and config.candidates >= len(counts):
         raise ValueError(
-            f"The loss gbce wants fewer draws than there are items, {len(counts):,}, and --candidates is "
-            f"{config.candidates:,}: give fewer, or --negatives everything."
+            f"The loss gbce wants fewer draws than there are items, {len(counts):,}, and they are "
+            f"{config.candidates:,}: give fewer candidates, or the negatives 'everything'."
         )
     generator = config.generator(0)
     if adapts(config.negatives):  # a small catalogue tells a wrong name or number
@@ -316,12 +316,9 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
         raise FileExistsError(f"{folder} holds no checkpoint to resume; give another --out.")
     if holds_other(folder / VECTORS):
         found = (found - {VECTORS}) | {f"{VECTORS} of another kind"}
-    foreign = sorted(found - OURS)
-    if not found & {
-        LOG,
-        CHECKPOINT,
-    }:  # every run has a log; without one the names alone do not make files ours
-        foreign += sorted(found & OURS - {VECTORS})
+    foreign = sorted(found - OURS) + sorted(n for n in found & OURS - {VECTORS} if not (folder / n).is_file())
+    if CHECKPOINT not in found and not _is_log(folder / LOG, alone=found <= {LOG, VECTORS}):
+        foreign += sorted(found & OURS - {VECTORS})  # every run has a log; names alone do not make files ours
     if foreign:
         raise FileExistsError(
             f"{folder} holds {', '.join(foreign[:3])}, which steelyard did not write; give another --out."
@@ -340,7 +337,16 @@ def _clear(folder: Path, resume: bool, keep: bool) -> None:
 
 def _left_behind(path: Path) -> bool:
     """A temporary file of a run that was killed."""
-    return path.name.startswith(".") and path.name.endswith(".part")
+    return half_written(path) in OURS
+
+
+def _is_log(path: Path, *, alone: bool) -> bool:
+    """Whether a file is the log of a run; an empty one is if nothing else was written."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        line = file.readline(10_000)
+    return line.startswith(b'{"event": ') or (alone and not line)
 
 
 def _memory(model: Model, config: TrainConfig, train: Interactions) -> str:

@@ -345,7 +345,7 @@ def test_a_killed_comparison_goes_on_and_runs_nothing_twice(tmp_path: Path) -> N
     before = {path.name: path.read_bytes() for path in units.iterdir()}
     assert len(before) > 20
     assert any(name.endswith(".safetensors") for name in before)
-    (units / ".half.json.123.part").write_text("{")
+    (units / f".{'0' * 20}.json.123.part").write_text("{")
     with pytest.raises(FileExistsError, match="--resume"):
         compare(data, None, CELLS, **arguments)
     with pytest.raises(ValueError, match="differs in its cells"):
@@ -369,7 +369,7 @@ def damaged(path: Path, damage: str) -> None:
         "cut": path.read_text()[:40],
         "an empty object": "{}",
         "a list": "[]",
-        "another epoch": json.dumps(content | {"epochs": 7}),
+        "another epoch": json.dumps(content | {"epochs": 77_777}),
         "a word for a number": json.dumps(content | {"validation": "abc", "test": {}}),
     }[damage]
     path.unlink() if other is None else path.write_text(other)
@@ -419,7 +419,16 @@ def test_a_comparison_of_an_earlier_version_is_refused_in_words(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "name", ["thesis.txt", "compare.json", "units/thesis.txt", "units", "vectors/mine.npy"]
+    "name",
+    [
+        "thesis.txt",
+        "compare.json",
+        "plan.json",
+        "units/thesis.txt",
+        "units/my.part",
+        "units",
+        "vectors/mine.npy",
+    ],
 )
 def test_what_is_not_of_a_comparison_is_never_removed(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "c"

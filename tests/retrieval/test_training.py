@@ -569,7 +569,7 @@ def test_draws_of_each_querys_own_have_the_loss_of_shared_ones(loss: str) -> Non
 def test_gbce_wants_fewer_draws_than_items_before_a_folder_is_made(tmp_path: Path) -> None:
     data = planted.interactions()
     few = TrainConfig.of("mf", loss="gbce", candidates=data.n_items, dim=8, epochs=1)
-    with pytest.raises(ValueError, match="--candidates"):
+    with pytest.raises(ValueError, match="give fewer candidates"):
         train(data, config=few, out=tmp_path / "m")
     assert not (tmp_path / "m").exists()
     everything = TrainConfig.of("mf", loss="gbce", negatives="everything", dim=8, epochs=1)
@@ -586,3 +586,15 @@ def test_the_memory_said_counts_scores_that_are_gathered() -> None:
         said[loss] = next(float(line.split()[2]) for line in lines if line.startswith("Memory: about"))
     pairs = len(data) / data.n_users * TrainConfig.of("mf").batch_of(data.n_users)
     assert said["bpr"] - said["softmax"] == pytest.approx(14 * pairs * 4096 * 4 / 2**20, rel=0.3)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", ".mine.part", "report.html"])
+def test_what_a_run_did_not_write_is_never_removed(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for mine in (name, "config.json"):
+        (folder / mine).write_text("mine\n")
+    for way in ({"overwrite": True}, {"resume": True}):
+        with pytest.raises(FileExistsError, match="another --out"):
+            train(planted.interactions(), config=SMALL, out=folder, **way)
+    assert {path.read_text() for path in folder.iterdir()} == {"mine\n"}
