@@ -219,7 +219,7 @@ def _conclude(
         "cells": rows,
         "differences": [asdict(d) for d in differences],
         "served": _served(ground, history, shown),
-        "trials": [{k: v for k, v in unit.items() if k not in left_out} for unit in units],
+        "trials": [{k: v for k, v in race.used[key].items() if k not in left_out} for key in race.raced],
     }
     return Compared(summary, differences, scores)
 
@@ -401,7 +401,11 @@ def _open(folder: Path, plan: dict[str, Any], resume: bool) -> None:
             path.unlink()
         return
     (folder / UNITS).mkdir(parents=True, exist_ok=True)
-    kept = [folder / name for name in (PLAN, SUMMARY, QUERIES, PAGE)]
-    for path in [*kept, *_left_behind(folder), *(folder / UNITS).iterdir()]:
+    old = [folder / name for name in (SUMMARY, QUERIES, PAGE)]
+    for path in [
+        *_left_behind(folder),
+        *(folder / UNITS).iterdir(),
+        *old,
+    ]:  # the old plan goes last, as the mark
         path.unlink(missing_ok=True)
     write_json(folder / PLAN, plan)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from steelyard.losses import retrieval_loss
 from steelyard.retrieval.config import DEFAULTS, OWN, Model, TrainConfig
 from steelyard.retrieval.interactions import Interactions
 
@@ -105,7 +106,7 @@ def named(base: TrainConfig, cells: Sequence[Cell]) -> list[Cell]:
         ValueError: otherwise.
     """
     full = [replace(cell, model=cell.model or base.model) for cell in cells]
-    plain = [(cell.model, _plain(cell.loss), _plain(cell.negatives)) for cell in full]
+    plain = [(c.model, retrieval_loss(c.loss), ":" in c.loss, _plain(c.negatives)) for c in full]
     twice = [cell.name for cell, same in zip(full, plain, strict=True) if plain.count(same) > 1]
     if twice:
         raise ValueError(f"A comparison needs different cells, and {twice[0]} is there twice.")
@@ -115,7 +116,7 @@ def named(base: TrainConfig, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _plain(spec: str) -> str:
-    """A name with its numbers written one way: "bsl:1.20" is "bsl:1.2"."""
+    """A name with its numbers written one way: "popularity:.750" is "popularity:0.75"."""
     return re.sub(r":(\d*\.?\d+)", lambda found: f":{float(found[1])}", spec)
 
 

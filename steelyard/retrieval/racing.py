@@ -204,7 +204,9 @@ class Race:
         self.total = len(cells) * (1 + TRIALS + SHRINK + 1 + seeds)
         self.done = 0
         self.used: dict[str, dict[str, Any]] = {}
-        """Results by the key of their run, in the order in which they were asked for."""
+        """Results by the key of their run."""
+        self.raced: list[str] = []
+        """Keys of the trials and of the final runs, without the short ones that tell the time."""
 
     def epochs(self) -> list[int]:
         """How many epochs the share of each cell allows: nine trials, three, one and the seeds, a third each less.
@@ -242,6 +244,7 @@ class Race:
                 for c in range(len(self.cells))
             ]
             results = iter(self.results([unit for row in units for unit in row]))
+            self.raced += [unit.key for row in units for unit in row]
             keep, best = max(1, len(alive[0]) // SHRINK), []
             for c, row in enumerate(units):
                 found = [next(results) for _ in row]
@@ -269,6 +272,7 @@ class Race:
             for seed in range(1, self.seeds + 1)
         ]
         results = iter(self.results(units))
+        self.raced += [unit.key for unit in units]
         return [[next(results) for _ in range(self.seeds)] for _ in self.cells]
 
     def lists(self, cell: int, epochs: int, settings: dict[str, Any]) -> Tensor:

@@ -390,8 +390,7 @@ def test_damaged_runs_are_done_again_with_the_same_result(tmp_path: Path, damage
     assert [cell["epochs"] for cell in again.summary["cells"]] == [c["epochs"] for c in done.summary["cells"]]
     for name, scores in again.scores.items():
         assert torch.equal(scores, done.scores[name])
-    seconds = sum(unit["cpu_seconds"] for unit in again.summary["trials"])
-    assert again.summary["spent_minutes"] == pytest.approx(seconds / 60)
+    assert len(again.summary["trials"]) == len(done.summary["trials"]) == 28
     assert {path.name for path in units.iterdir()} <= files
 
 
