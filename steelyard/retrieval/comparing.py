@@ -318,6 +318,12 @@ def _notes(parts: Parts, ordered: bool) -> list[str]:
         )
     if test.is_text:
         return found
+    taken = test.n_items * parts.seen.row_index() + parts.seen.values
+    hidden = int(torch.isin(test.n_items * test.users + test.items, taken).sum())
+    if hidden:
+        found.append(
+            f"{hidden:,} of {len(test):,} test pairs stand in training too: no ranking can reach them."
+        )
     new = int((asked & (parts.seen.counts == 0)).sum())
     if new:
         found.append(f"{new:,} of {int(asked.sum()):,} test queries took nothing in training.")

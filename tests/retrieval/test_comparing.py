@@ -481,3 +481,15 @@ def test_ray_runs_the_same_units(tmp_path: Path) -> None:
     assert [c["name"] for c in done.summary["cells"]] == [c["name"] for c in here.summary["cells"]]
     assert sum(unit["tested"] for unit in units_of(tmp_path / "c")) == 2
     assert done.summary["served"]["worst"]
+
+
+def test_pairs_of_the_test_that_training_has_are_counted_in_a_note(tmp_path: Path) -> None:
+    data = planted.interactions()
+    rows = torch.zeros(len(data), dtype=torch.bool)
+    rows[::7] = True
+    test = data.select(rows)
+    notes = compare(data, test, CELLS, out=tmp_path / "c", **QUICK).summary["notes"]
+    assert (
+        f"{len(test):,} of {len(test):,} test pairs stand in training too: no ranking can reach them."
+        in notes
+    )
